@@ -1,0 +1,256 @@
+//! What the owner's actor reports: builds, rollouts, instances. A report that comes too late is no
+//! error: the agent was asked for something else, and nothing happens.
+
+use super::{Desired, Status, lifecycle};
+use crate::{
+    AgentId, DeploymentId, InstanceId, Rejection, Timestamp,
+    account::Tenant,
+    deployment::{Deployment, DeploymentStatus, Failure, Image, Trigger, Version},
+    directory::Directory,
+    event::DirectoryEvent as Event,
+    instance::{Instance, InstanceStatus},
+};
+
+type Events = Vec<Event>;
+
+fn active(
+    state: &Directory,
+    agent: AgentId,
+    id: DeploymentId,
+) -> Option<std::sync::Arc<Deployment>> {
+    state.deployment(agent, id).filter(|deployment| deployment.status.is_active())
+}
+
+/// A builder has taken the deployment.
+pub(crate) fn begin_build(
+    state: &Directory,
+    agent_id: AgentId,
+    id: DeploymentId,
+    at: Timestamp,
+) -> Events {
+    let Some(deployment) = active(state, agent_id, id) else { return vec![] };
+    if deployment.status != DeploymentStatus::Queued {
+        return vec![];
+    }
+    let mut events = vec![lifecycle::moved(agent_id, id, DeploymentStatus::Building, at)];
+    events.extend(follow(state, agent_id, Status::Building, at));
+    events
+}
+
+/// There is an image: instances may start.
+pub(crate) fn begin_rollout(
+    state: &Directory,
+    agent_id: AgentId,
+    id: DeploymentId,
+    image: Option<&Image>,
+    at: Timestamp,
+) -> Events {
+    let Some(deployment) = active(state, agent_id, id) else { return vec![] };
+    match deployment.status {
+        DeploymentStatus::Queued | DeploymentStatus::Building => {}
+        DeploymentStatus::Deploying
+        | DeploymentStatus::Verifying
+        | DeploymentStatus::Live
+        | DeploymentStatus::Superseded
+        | DeploymentStatus::Failed
+        | DeploymentStatus::Canceled => return vec![],
+    }
+    let mut events = vec![];
+    if let Some(image) = image {
+        events.push(Event::ImageBuilt { agent_id, id, image: Box::new(image.clone()) });
+    }
+    events.push(lifecycle::moved(agent_id, id, DeploymentStatus::Deploying, at));
+    events.extend(follow(state, agent_id, Status::Deploying, at));
+    events
+}
+
+/// An agent without a serving version shows how far its deployment is.
+fn follow(state: &Directory, id: AgentId, to: Status, at: Timestamp) -> Option<Event> {
+    let agent = state.agents.get(&id)?;
+    match agent.status {
+        Status::Running => None,
+        now if now == to => None,
+        Status::Created
+        | Status::Building
+        | Status::Deploying
+        | Status::Stopped
+        | Status::Failed => {
+            Some(Event::AgentMoved { id, to, reason: Some(lifecycle::on_its_way(at)), at })
+        }
+    }
+}
+
+/// The first new instance answers beside a live version: it is watched before it takes over.
+pub(crate) fn verify(state: &Directory, agent: AgentId, id: DeploymentId, at: Timestamp) -> Events {
+    active(state, agent, id)
+        .filter(|deployment| deployment.status == DeploymentStatus::Deploying)
+        .map(|_| lifecycle::moved(agent, id, DeploymentStatus::Verifying, at))
+        .into_iter()
+        .collect()
+}
+
+/// The new version serves.
+pub(crate) fn promote(
+    state: &Directory,
+    agent_id: AgentId,
+    id: DeploymentId,
+    at: Timestamp,
+) -> Events {
+    let (Some(agent), Some(deployment)) =
+        (state.agents.get(&agent_id), active(state, agent_id, id))
+    else {
+        return vec![];
+    };
+    let Some(image) = deployment.image.clone() else { return vec![] };
+    let before = state.version(agent_id, deployment.version);
+    let again =
+        matches!(deployment.trigger, Trigger::Start | Trigger::Rollback) && before.is_some();
+    let version = match before.filter(|_| again) {
+        Some(version) => Version::clone(&version),
+        None => Version {
+            number: deployment.version,
+            deployment_id: id,
+            spec: deployment.spec.clone(),
+            image,
+            created_at: at,
+        },
+    };
+    let mut events = vec![];
+    if let Some(old) = agent.live_deployment.filter(|old| *old != id) {
+        events.push(lifecycle::moved(agent_id, old, DeploymentStatus::Superseded, at));
+    }
+    events.push(lifecycle::moved(agent_id, id, DeploymentStatus::Live, at));
+    events.push(Event::VersionLive { agent_id, version: Box::new(version), again, at });
+    if agent.status != Status::Running {
+        events.push(Event::AgentMoved { id: agent_id, to: Status::Running, reason: None, at });
+    }
+    events.extend(unblock(state, agent_id));
+    events
+}
+
+/// The deployment did not come up. A live version goes on serving.
+pub(crate) fn fail(
+    state: &Directory,
+    agent_id: AgentId,
+    id: DeploymentId,
+    failure: &Failure,
+    at: Timestamp,
+) -> Events {
+    end(state, agent_id, id, DeploymentStatus::Failed, failure, at)
+}
+
+fn end(
+    state: &Directory,
+    agent_id: AgentId,
+    id: DeploymentId,
+    to: DeploymentStatus,
+    failure: &Failure,
+    at: Timestamp,
+) -> Events {
+    let Some(agent) = state.agents.get(&agent_id) else { return vec![] };
+    if active(state, agent_id, id).is_none() {
+        return vec![];
+    }
+    let error = Some(failure.clone());
+    let mut events = vec![Event::DeploymentMoved { agent_id, id, to, error, at }];
+    let next = if agent.waiting == Some(id) { None } else { unblock(state, agent_id) };
+    let falls = agent.deployment == id && agent.status != Status::Running && next.is_none();
+    if falls && agent.desired == Desired::Run {
+        let reason = Some(super::reason(failure, at));
+        events.push(Event::AgentMoved { id: agent_id, to: Status::Failed, reason, at });
+    }
+    events.extend(next);
+    events
+}
+
+/// Somebody calls the deployment off.
+pub(crate) fn cancel(
+    state: &Directory,
+    (tenant, agent_id): (Tenant, AgentId),
+    id: DeploymentId,
+    at: Timestamp,
+) -> Result<Events, Rejection> {
+    state.agent(tenant, agent_id)?;
+    let deployment = state.deployment(agent_id, id).ok_or(Rejection::DeploymentNotFound(id))?;
+    if !deployment.status.is_active() {
+        return Err(Rejection::InvalidState {
+            current: deployment.status.as_str().to_owned(),
+            allowed: ["queued", "building", "deploying", "verifying"].map(str::to_owned).to_vec(),
+        });
+    }
+    let failure =
+        Failure::new("DEPLOY_CANCELED", "the deployment was canceled; redeploy to try again");
+    Ok(end(state, agent_id, id, DeploymentStatus::Canceled, &failure, at))
+}
+
+fn unblock(state: &Directory, agent_id: AgentId) -> Option<Event> {
+    let agent = state.agents.get(&agent_id)?;
+    agent.waiting.map(|_| Event::DeploymentUnblocked { agent_id })
+}
+
+/// All instances were lost, or they end as fast as they start.
+pub(crate) fn fail_agent(
+    state: &Directory,
+    id: AgentId,
+    failure: &Failure,
+    at: Timestamp,
+) -> Events {
+    match state.agents.get(&id) {
+        Some(agent) if agent.is_serving() => {
+            let reason = Some(super::reason(failure, at));
+            vec![Event::AgentMoved { id, to: Status::Failed, reason, at }]
+        }
+        _ => vec![],
+    }
+}
+
+/// The last instance of a stopping agent is gone.
+pub(crate) fn report_stopped(state: &Directory, id: AgentId, at: Timestamp) -> Events {
+    match state.agents.get(&id) {
+        Some(agent) if agent.desired == Desired::Stop && agent.status == Status::Running => {
+            let reason = Some(lifecycle::stopped(at));
+            vec![Event::AgentMoved { id, to: Status::Stopped, reason, at }]
+        }
+        _ => vec![],
+    }
+}
+
+/// A deleted agent has nothing left.
+pub(crate) fn forget(state: &Directory, id: AgentId) -> Events {
+    match state.agents.get(&id) {
+        Some(agent) if agent.desired == Desired::Delete => vec![Event::AgentGone(id)],
+        _ => vec![],
+    }
+}
+
+/// An instance gets its place. Only a version that serves or is coming up gets one.
+pub(crate) fn place(state: &Directory, instance: &Instance) -> Events {
+    let Some(agent) = state.agents.get(&instance.agent_id) else { return vec![] };
+    let coming = active(state, agent.id, instance.deployment_id).is_some();
+    let serving = agent.is_serving() && agent.version == Some(instance.version);
+    if agent.desired != Desired::Run || !(coming || serving) {
+        return vec![];
+    }
+    vec![Event::InstancePlaced(Box::new(instance.clone()))]
+}
+
+/// An instance moved.
+pub(crate) fn report_instance(
+    state: &Directory,
+    (agent_id, id): (AgentId, InstanceId),
+    to: InstanceStatus,
+    isolation: Option<&Vec<String>>,
+    at: Timestamp,
+) -> Events {
+    match state.instance(agent_id, id) {
+        Some(row) if row.status != to && row.status != InstanceStatus::Draining => {
+            vec![Event::InstanceMoved { agent_id, id, to, isolation: isolation.cloned(), at }]
+        }
+        _ => vec![],
+    }
+}
+
+/// An instance is gone.
+pub(crate) fn remove_instance(state: &Directory, agent_id: AgentId, id: InstanceId) -> Events {
+    state.instance(agent_id, id).map(|_| Event::InstanceGone { agent_id, id }).into_iter().collect()
+}

@@ -1,0 +1,628 @@
+//! The directory: small, written rarely, read everywhere. Accounts, keys, clouds, agents, their
+//! deployments, versions and instances, and uploads. One line per command; bodies live with the noun.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, OrgId, Rejection, Timestamp, UploadId,
+    UserId,
+    account::{ApiKey, Organization, Tenant, User},
+    agent::{Agent, AgentPatch, Desired, lifecycle, rollout},
+    cloud::{self, Cloud, CloudPatch},
+    deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
+    event::DirectoryEvent as Event,
+    idempotency::Keys,
+    instance::{Instance, InstanceStatus},
+    limits::{DEPLOYMENTS_KEPT, VERSIONS_KEPT},
+    machine::{Claim, Entry, Machine},
+    table::{AnyTable, Table},
+    upload::{self, Received, Upload},
+};
+
+/// What may be asked of the directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "fields are named after what they hold")]
+pub enum Command {
+    /// A new shard leader takes its place; older terms are refused from then on.
+    Take,
+    /// First start: the organization, its owner, its keys and its default clouds.
+    Bootstrap(Box<Bootstrap>),
+    /// `POST /v1/clouds`.
+    CreateCloud(Box<Cloud>),
+    /// `PATCH /v1/clouds/:id`.
+    UpdateCloud { tenant: Tenant, id: CloudId, patch: CloudPatch, if_match: Option<u64> },
+    /// `DELETE /v1/clouds/:id`.
+    DeleteCloud { tenant: Tenant, id: CloudId },
+    /// `POST /v1/uploads`.
+    CreateUpload(Box<Upload>),
+    /// The bytes of an upload have arrived.
+    ReceiveUpload { id: UploadId, received: Received },
+    /// `DELETE /v1/uploads/:id`, and the sweep of unused ones.
+    DeleteUpload { id: UploadId },
+    /// `POST /v1/agents`.
+    CreateAgent(Box<Agent>),
+    /// `PATCH /v1/agents/:id`.
+    UpdateAgent {
+        tenant: Tenant,
+        id: AgentId,
+        patch: Box<AgentPatch>,
+        if_match: Option<u64>,
+        deployment: DeploymentId,
+    },
+    /// `POST …/start`.
+    StartAgent { tenant: Tenant, id: AgentId, deployment: DeploymentId },
+    /// `POST …/stop`.
+    StopAgent { tenant: Tenant, id: AgentId },
+    /// `POST …/redeploy`.
+    RedeployAgent {
+        tenant: Tenant,
+        id: AgentId,
+        asked: Box<lifecycle::Redeploy>,
+        deployment: DeploymentId,
+    },
+    /// `POST …/rollback`.
+    RollbackAgent { tenant: Tenant, id: AgentId, version: u64, deployment: DeploymentId },
+    /// `DELETE /v1/agents/:id`.
+    DeleteAgent { tenant: Tenant, id: AgentId },
+    /// `POST …/deployments/:dep_id/cancel`.
+    CancelDeployment { tenant: Tenant, agent: AgentId, id: DeploymentId },
+    /// A builder took the deployment.
+    BeginBuild { agent: AgentId, id: DeploymentId },
+    /// There is an image; instances may start.
+    BeginRollout { agent: AgentId, id: DeploymentId, image: Option<Box<Image>> },
+    /// The first new instance answers beside a live version.
+    Verify { agent: AgentId, id: DeploymentId },
+    /// The new version serves.
+    Promote { agent: AgentId, id: DeploymentId },
+    /// The deployment did not come up.
+    FailDeployment { agent: AgentId, id: DeploymentId, failure: Failure },
+    /// The agent cannot be kept up.
+    FailAgent { agent: AgentId, failure: Failure },
+    /// The last instance of a stopping agent is gone.
+    ReportStopped { agent: AgentId },
+    /// Nothing is left of a deleted agent.
+    ForgetAgent { agent: AgentId },
+    /// An instance gets its place.
+    PlaceInstance(Box<Instance>),
+    /// An instance moved.
+    ReportInstance {
+        agent: AgentId,
+        id: InstanceId,
+        status: InstanceStatus,
+        isolation: Option<Vec<String>>,
+    },
+    /// An instance is gone.
+    RemoveInstance { agent: AgentId, id: InstanceId },
+    /// Forget the answers of keyed calls that are old enough.
+    Sweep,
+}
+
+/// What the first start makes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bootstrap {
+    /// The organization.
+    pub organization: Organization,
+    /// Its owner.
+    pub owner: User,
+    /// One live and one test key.
+    pub keys: Vec<ApiKey>,
+    /// One default cloud per mode, and one more where a Docker engine answers.
+    pub clouds: Vec<Cloud>,
+}
+
+/// What a granted command is answered with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Nothing to say.
+    Done,
+    /// The agent as it is now, and its newest deployment.
+    Agent(Box<AgentView>),
+    /// The deployment as it is now.
+    Deployment(Box<Deployment>),
+    /// The cloud as it is now.
+    Cloud(Box<Cloud>),
+    /// The upload as it is now.
+    Upload(Box<Upload>),
+}
+
+/// An agent with what is shown beside it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AgentView {
+    /// The record.
+    pub agent: Agent,
+    /// Its newest deployment, or the one that waits behind it.
+    pub deployment: Option<Deployment>,
+    /// The version that serves or served last.
+    pub version: Option<Version>,
+}
+
+/// The directory's tables and what is derived from them.
+pub struct Directory {
+    /// Highest claim seen per shard.
+    pub claims: Table<u64, Claim>,
+    /// Organizations.
+    pub organizations: Table<OrgId, Organization>,
+    /// People.
+    pub users: Table<UserId, User>,
+    /// API keys.
+    pub api_keys: Table<ApiKeyId, ApiKey>,
+    /// Clouds.
+    pub clouds: Table<CloudId, Cloud>,
+    /// Agents, deleted ones included until they are gone.
+    pub agents: Table<AgentId, Agent>,
+    /// `cloud/name` → agent.
+    pub names: Table<String, AgentId>,
+    /// Deployments by agent.
+    pub deployments: Table<(u128, DeploymentId), Deployment>,
+    /// Versions by agent.
+    pub versions: Table<(u128, u64), Version>,
+    /// Instances by agent.
+    pub instances: Table<(u128, InstanceId), Instance>,
+    /// Uploads.
+    pub uploads: Table<UploadId, Upload>,
+    /// Answers of keyed calls.
+    pub keys: Keys,
+    api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self {
+            claims: Table::live(1),
+            organizations: Table::live(2),
+            users: Table::live(3),
+            api_keys: Table::live(4),
+            clouds: Table::live(5),
+            agents: Table::live(6),
+            names: Table::live(7),
+            deployments: Table::live(8),
+            versions: Table::live(9),
+            instances: Table::live(10),
+            uploads: Table::live(11),
+            keys: Keys::new(12),
+            api_key_by_hash: BTreeMap::new(),
+        }
+    }
+}
+
+/// Reads.
+impl Directory {
+    /// An agent that this tenant may see.
+    pub fn agent(&self, tenant: Tenant, id: AgentId) -> Result<Arc<Agent>, Rejection> {
+        self.agents
+            .get(&id)
+            .filter(|agent| agent.tenant == tenant && agent.desired != Desired::Delete)
+            .ok_or(Rejection::AgentNotFound(id))
+    }
+
+    /// All agents that this tenant may see, oldest first.
+    pub fn agents_of(&self, tenant: Tenant) -> impl DoubleEndedIterator<Item = &Arc<Agent>> {
+        self.agents
+            .rows()
+            .map(|(_, agent)| agent)
+            .filter(move |agent| agent.tenant == tenant && agent.desired != Desired::Delete)
+    }
+
+    /// A cloud that this tenant may see.
+    pub fn cloud(&self, tenant: Tenant, id: CloudId) -> Result<Arc<Cloud>, Rejection> {
+        self.clouds
+            .get(&id)
+            .filter(|cloud| cloud.tenant == tenant)
+            .ok_or(Rejection::CloudNotFound(id))
+    }
+
+    /// An upload that this tenant may see.
+    pub fn upload(&self, tenant: Tenant, id: UploadId) -> Result<Arc<Upload>, Rejection> {
+        self.uploads
+            .get(&id)
+            .filter(|upload| upload.tenant == tenant)
+            .ok_or(Rejection::UploadNotFound(id))
+    }
+
+    /// One deployment of an agent.
+    pub fn deployment(&self, agent: AgentId, id: DeploymentId) -> Option<Arc<Deployment>> {
+        self.deployments.get(&(agent.0, id))
+    }
+
+    /// An agent's deployments, oldest first.
+    pub fn deployments_of(&self, agent: AgentId) -> impl Iterator<Item = &Arc<Deployment>> {
+        self.deployments
+            .rows_from((agent.0, DeploymentId(0)))
+            .take_while(move |(key, _)| key.0 == agent.0)
+            .map(|(_, row)| row)
+    }
+
+    /// One version of an agent.
+    pub fn version(&self, agent: AgentId, number: u64) -> Option<Arc<Version>> {
+        self.versions.get(&(agent.0, number))
+    }
+
+    /// An agent's versions, oldest first.
+    pub fn versions_of(&self, agent: AgentId) -> impl Iterator<Item = &Arc<Version>> {
+        self.versions
+            .rows_from((agent.0, 0))
+            .take_while(move |(key, _)| key.0 == agent.0)
+            .map(|(_, row)| row)
+    }
+
+    /// One instance of an agent.
+    pub fn instance(&self, agent: AgentId, id: InstanceId) -> Option<Arc<Instance>> {
+        self.instances.get(&(agent.0, id))
+    }
+
+    /// An agent's instances, oldest first.
+    pub fn instances_of(&self, agent: AgentId) -> impl Iterator<Item = &Arc<Instance>> {
+        self.instances
+            .rows_from((agent.0, InstanceId(0)))
+            .take_while(move |(key, _)| key.0 == agent.0)
+            .map(|(_, row)| row)
+    }
+
+    /// The API key whose secret has this hash.
+    pub fn api_key(&self, hash: &[u8; 32]) -> Option<Arc<ApiKey>> {
+        self.api_key_by_hash.get(hash).and_then(|id| self.api_keys.get(id))
+    }
+
+    /// An agent with what is shown beside it.
+    pub fn view(&self, agent: &Agent) -> AgentView {
+        let shown = agent.waiting.unwrap_or(agent.deployment);
+        AgentView {
+            agent: agent.clone(),
+            deployment: self.deployment(agent.id, shown).map(|row| Deployment::clone(&row)),
+            version: agent
+                .version
+                .and_then(|number| self.version(agent.id, number))
+                .map(|row| Version::clone(&row)),
+        }
+    }
+
+    fn fence(&self, claim: Option<Claim>) -> Result<(), Rejection> {
+        let Some(claim) = claim else { return Ok(()) };
+        match self.claims.get(&u64::from(claim.shard)) {
+            Some(highest) if highest.term > claim.term => Err(Rejection::NotOwner),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Machine for Directory {
+    type Command = Command;
+    type Reply = Reply;
+    type Event = Event;
+
+    fn decide(&self, entry: &Entry<Command>) -> Result<Vec<Event>, Rejection> {
+        use Command as C;
+        self.fence(entry.claim)?;
+        let at = entry.at;
+        match &entry.command {
+            C::Take => Ok(entry.claim.map(Event::ShardTaken).into_iter().collect()),
+            C::Bootstrap(first) => Ok(bootstrap(self, first)),
+            C::CreateCloud(cloud) => cloud::create(self, cloud),
+            C::UpdateCloud { tenant, id, patch, if_match } => {
+                cloud::update(self, *tenant, *id, patch, *if_match, at)
+            }
+            C::DeleteCloud { tenant, id } => cloud::delete(self, *tenant, *id),
+            C::CreateUpload(upload) => Ok(vec![Event::UploadPut(upload.clone())]),
+            C::ReceiveUpload { id, received } => upload::receive(self, *id, received),
+            C::DeleteUpload { id } => Ok(vec![Event::UploadGone(*id)]),
+            C::CreateAgent(agent) => lifecycle::create(self, agent),
+            C::UpdateAgent { tenant, id, patch, if_match, deployment } => {
+                lifecycle::update(self, (*tenant, *id), patch, *if_match, *deployment, at)
+            }
+            C::StartAgent { tenant, id, deployment } => {
+                lifecycle::start(self, (*tenant, *id), *deployment, at)
+            }
+            C::StopAgent { tenant, id } => lifecycle::stop(self, (*tenant, *id), at),
+            C::RedeployAgent { tenant, id, asked, deployment } => {
+                lifecycle::redeploy(self, (*tenant, *id), asked, *deployment, at)
+            }
+            C::RollbackAgent { tenant, id, version, deployment } => {
+                lifecycle::rollback(self, (*tenant, *id), *version, *deployment, at)
+            }
+            C::DeleteAgent { tenant, id } => lifecycle::delete(self, (*tenant, *id), at),
+            C::CancelDeployment { tenant, agent, id } => {
+                rollout::cancel(self, (*tenant, *agent), *id, at)
+            }
+            C::BeginBuild { agent, id } => Ok(rollout::begin_build(self, *agent, *id, at)),
+            C::BeginRollout { agent, id, image } => {
+                Ok(rollout::begin_rollout(self, *agent, *id, image.as_deref(), at))
+            }
+            C::Verify { agent, id } => Ok(rollout::verify(self, *agent, *id, at)),
+            C::Promote { agent, id } => Ok(rollout::promote(self, *agent, *id, at)),
+            C::FailDeployment { agent, id, failure } => {
+                Ok(rollout::fail(self, *agent, *id, failure, at))
+            }
+            C::FailAgent { agent, failure } => Ok(rollout::fail_agent(self, *agent, failure, at)),
+            C::ReportStopped { agent } => Ok(rollout::report_stopped(self, *agent, at)),
+            C::ForgetAgent { agent } => Ok(rollout::forget(self, *agent)),
+            C::PlaceInstance(instance) => Ok(rollout::place(self, instance)),
+            C::ReportInstance { agent, id, status, isolation } => {
+                Ok(rollout::report_instance(self, (*agent, *id), *status, isolation.as_ref(), at))
+            }
+            C::RemoveInstance { agent, id } => Ok(rollout::remove_instance(self, *agent, *id)),
+            C::Sweep => Ok(vec![Event::KeysForgotten(at)]),
+        }
+    }
+
+    fn evolve(&mut self, event: &Event) {
+        use Event as E;
+        match event {
+            E::ShardTaken(claim) => self.claims.put(u64::from(claim.shard), *claim),
+            E::OrganizationPut(row) => self.organizations.put(row.id, Organization::clone(row)),
+            E::UserPut(row) => self.users.put(row.id, User::clone(row)),
+            E::ApiKeyPut(row) => self.put_api_key(row),
+            E::CloudPut(row) => self.clouds.put(row.id, Cloud::clone(row)),
+            E::CloudGone(id) => self.clouds.remove(id),
+            E::UploadPut(row) => self.uploads.put(row.id, Upload::clone(row)),
+            E::UploadGone(id) => self.uploads.remove(id),
+            E::AgentCreated(row) => self.create_agent(row),
+            E::AgentUpdated(row) => self.agents.put(row.id, Agent::clone(row)),
+            E::AgentDesired { id, desired, at } => {
+                self.touch(*id, *at, |agent| agent.desired = *desired);
+            }
+            E::AgentMoved { id, to, reason, at } => self.touch(*id, *at, |agent| {
+                agent.status = *to;
+                agent.reason.clone_from(reason);
+            }),
+            E::AgentDeleted { id, at } => self.hide_agent(*id, *at),
+            E::AgentGone(id) => self.drop_agent(*id),
+            E::DeploymentQueued(row) => self.queue_deployment(row),
+            E::DeploymentWaits(row) => self.hold_deployment(row),
+            E::DeploymentMoved { agent_id, id, to, error, at } => {
+                self.move_deployment(*agent_id, *id, *to, error.as_ref(), *at);
+            }
+            E::ImageBuilt { agent_id, id, image } => {
+                self.deployments.change(&(agent_id.0, *id), |row| {
+                    row.image = Some(Image::clone(image));
+                });
+            }
+            E::DeploymentUnblocked { agent_id } => self.unblock_deployment(*agent_id),
+            E::VersionLive { agent_id, version, again, at } => {
+                self.go_live(*agent_id, version, *again, *at);
+            }
+            E::InstancePlaced(row) => {
+                self.instances.put((row.agent_id.0, row.id), Instance::clone(row));
+            }
+            E::InstanceMoved { agent_id, id, to, isolation, at } => {
+                self.move_instance(*agent_id, *id, *to, isolation.as_ref(), *at);
+            }
+            E::InstanceGone { agent_id, id } => self.instances.remove(&(agent_id.0, *id)),
+            E::KeysForgotten(at) => {
+                let due = self.keys.expired(*at);
+                self.keys.forget(&due);
+            }
+        }
+    }
+
+    fn reply(&self, command: &Command) -> Reply {
+        use Command as C;
+        match command {
+            C::CreateAgent(agent) => self.agent_reply(agent.id),
+            C::UpdateAgent { id, .. }
+            | C::StartAgent { id, .. }
+            | C::StopAgent { id, .. }
+            | C::RedeployAgent { id, .. }
+            | C::RollbackAgent { id, .. } => self.agent_reply(*id),
+            C::CancelDeployment { agent, id, .. } => self
+                .deployment(*agent, *id)
+                .map_or(Reply::Done, |row| Reply::Deployment(Box::new(Deployment::clone(&row)))),
+            C::CreateCloud(cloud) => self.cloud_reply(cloud.id),
+            C::UpdateCloud { id, .. } => self.cloud_reply(*id),
+            C::CreateUpload(upload) => self.upload_reply(upload.id),
+            C::ReceiveUpload { id, .. } => self.upload_reply(*id),
+            C::Take
+            | C::Bootstrap(_)
+            | C::DeleteCloud { .. }
+            | C::DeleteUpload { .. }
+            | C::DeleteAgent { .. }
+            | C::BeginBuild { .. }
+            | C::BeginRollout { .. }
+            | C::Verify { .. }
+            | C::Promote { .. }
+            | C::FailDeployment { .. }
+            | C::FailAgent { .. }
+            | C::ReportStopped { .. }
+            | C::ForgetAgent { .. }
+            | C::PlaceInstance(_)
+            | C::ReportInstance { .. }
+            | C::RemoveInstance { .. }
+            | C::Sweep => Reply::Done,
+        }
+    }
+
+    fn keys(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+
+    fn tables(&mut self) -> Vec<&mut dyn AnyTable> {
+        vec![
+            &mut self.claims,
+            &mut self.organizations,
+            &mut self.users,
+            &mut self.api_keys,
+            &mut self.clouds,
+            &mut self.agents,
+            &mut self.names,
+            &mut self.deployments,
+            &mut self.versions,
+            &mut self.instances,
+            &mut self.uploads,
+            &mut self.keys.done,
+            &mut self.keys.running,
+            &mut self.keys.expiry,
+        ]
+    }
+
+    fn reindex(&mut self) {
+        self.api_key_by_hash = self.api_keys.rows().map(|(id, key)| (key.hash, *id)).collect();
+    }
+}
+
+/// Writes.
+impl Directory {
+    fn put_api_key(&mut self, row: &ApiKey) {
+        self.api_key_by_hash.insert(row.hash, row.id);
+        self.api_keys.put(row.id, row.clone());
+    }
+
+    fn create_agent(&mut self, row: &Agent) {
+        self.names.put(Agent::name_key(row.cloud_id, &row.name), row.id);
+        self.agents.put(row.id, row.clone());
+    }
+
+    fn touch(&mut self, id: AgentId, at: Timestamp, change: impl FnOnce(&mut Agent)) {
+        let known = self.agents.change(&id, |agent| {
+            change(agent);
+            agent.updated_at = at;
+            agent.revision += 1;
+        });
+        debug_assert!(known, "decide emitted an event for {id}, which is not in the state");
+    }
+
+    fn hide_agent(&mut self, id: AgentId, at: Timestamp) {
+        if let Some(agent) = self.agents.get(&id) {
+            self.names.remove(&Agent::name_key(agent.cloud_id, &agent.name));
+        }
+        self.touch(id, at, |agent| agent.desired = Desired::Delete);
+    }
+
+    fn drop_agent(&mut self, id: AgentId) {
+        let deployments: Vec<_> = self.deployments_of(id).map(|row| (id.0, row.id)).collect();
+        let versions: Vec<_> = self.versions_of(id).map(|row| (id.0, row.number)).collect();
+        let instances: Vec<_> = self.instances_of(id).map(|row| (id.0, row.id)).collect();
+        deployments.iter().for_each(|key| self.deployments.remove(key));
+        versions.iter().for_each(|key| self.versions.remove(key));
+        instances.iter().for_each(|key| self.instances.remove(key));
+        self.agents.remove(&id);
+    }
+
+    fn queue_deployment(&mut self, row: &Deployment) {
+        self.deployments.put((row.agent_id.0, row.id), row.clone());
+        self.touch(row.agent_id, row.created_at, |agent| {
+            agent.deployment = row.id;
+            agent.waiting = None;
+        });
+        self.prune_deployments(row.agent_id);
+    }
+
+    fn hold_deployment(&mut self, row: &Deployment) {
+        self.deployments.put((row.agent_id.0, row.id), row.clone());
+        self.touch(row.agent_id, row.created_at, |agent| agent.waiting = Some(row.id));
+    }
+
+    fn prune_deployments(&mut self, id: AgentId) {
+        let live = self.agents.get(&id).and_then(|agent| agent.live_deployment);
+        let ended: Vec<_> = self
+            .deployments_of(id)
+            .filter(|row| !row.status.is_active() && Some(row.id) != live)
+            .map(|row| row.id)
+            .collect();
+        let surplus = ended.len().saturating_sub(DEPLOYMENTS_KEPT);
+        ended.iter().take(surplus).for_each(|old| self.deployments.remove(&(id.0, *old)));
+    }
+
+    fn move_deployment(
+        &mut self,
+        agent_id: AgentId,
+        id: DeploymentId,
+        to: DeploymentStatus,
+        error: Option<&Failure>,
+        at: Timestamp,
+    ) {
+        self.deployments.change(&(agent_id.0, id), |row| {
+            row.status = to;
+            row.error = error.cloned().or_else(|| row.error.take());
+            match to {
+                DeploymentStatus::Building => row.build_started_at = Some(at),
+                DeploymentStatus::Deploying => row.rollout_started_at = Some(at),
+                DeploymentStatus::Live
+                | DeploymentStatus::Superseded
+                | DeploymentStatus::Failed
+                | DeploymentStatus::Canceled => {
+                    row.finished_at.get_or_insert(at);
+                }
+                DeploymentStatus::Queued | DeploymentStatus::Verifying => {}
+            }
+        });
+        let waits = self.agents.get(&agent_id).is_some_and(|agent| agent.waiting == Some(id));
+        if waits && !to.is_active() {
+            self.touch(agent_id, at, |agent| agent.waiting = None);
+        }
+    }
+
+    fn unblock_deployment(&mut self, agent_id: AgentId) {
+        self.agents.change(&agent_id, |agent| {
+            if let Some(next) = agent.waiting.take() {
+                agent.deployment = next;
+            }
+            agent.revision += 1;
+        });
+    }
+
+    fn go_live(&mut self, agent_id: AgentId, version: &Version, again: bool, at: Timestamp) {
+        let deployment = self.agents.get(&agent_id).map(|agent| agent.deployment);
+        self.versions.put((agent_id.0, version.number), version.clone());
+        self.touch(agent_id, at, |agent| {
+            agent.version = Some(version.number);
+            agent.latest_version = agent.latest_version.max(version.number);
+            agent.live_deployment = deployment;
+            agent.deployed_at = Some(at);
+            if again {
+                agent.spec = version.spec.clone();
+            }
+        });
+        let numbers: Vec<_> = self.versions_of(agent_id).map(|row| row.number).collect();
+        let surplus = numbers.len().saturating_sub(VERSIONS_KEPT);
+        let old = numbers.iter().filter(|number| **number != version.number).take(surplus);
+        old.for_each(|number| self.versions.remove(&(agent_id.0, *number)));
+    }
+
+    fn move_instance(
+        &mut self,
+        agent_id: AgentId,
+        id: InstanceId,
+        to: InstanceStatus,
+        isolation: Option<&Vec<String>>,
+        at: Timestamp,
+    ) {
+        self.instances.change(&(agent_id.0, id), |row| {
+            row.status = to;
+            if let Some(isolation) = isolation {
+                row.isolation.clone_from(isolation);
+            }
+            if to == InstanceStatus::Running {
+                row.ready_at.get_or_insert(at);
+            }
+        });
+    }
+
+    fn agent_reply(&self, id: AgentId) -> Reply {
+        self.agents.get(&id).map_or(Reply::Done, |agent| Reply::Agent(Box::new(self.view(&agent))))
+    }
+
+    fn cloud_reply(&self, id: CloudId) -> Reply {
+        self.clouds.get(&id).map_or(Reply::Done, |row| Reply::Cloud(Box::new(Cloud::clone(&row))))
+    }
+
+    fn upload_reply(&self, id: UploadId) -> Reply {
+        self.uploads
+            .get(&id)
+            .map_or(Reply::Done, |row| Reply::Upload(Box::new(Upload::clone(&row))))
+    }
+}
+
+/// Once and for all: a second first start changes nothing.
+fn bootstrap(state: &Directory, first: &Bootstrap) -> Vec<Event> {
+    if !state.organizations.is_empty() {
+        return vec![];
+    }
+    let mut events = vec![
+        Event::OrganizationPut(Box::new(first.organization.clone())),
+        Event::UserPut(Box::new(first.owner.clone())),
+    ];
+    events.extend(first.keys.iter().map(|key| Event::ApiKeyPut(Box::new(key.clone()))));
+    events.extend(first.clouds.iter().map(|cloud| Event::CloudPut(Box::new(cloud.clone()))));
+    events
+}

@@ -1,0 +1,170 @@
+//! Everything that may happen to a machine. Events are what `decide` answers with and the only thing
+//! `evolve` reads; later they are also what webhooks tell.
+
+use crate::{
+    AgentId, CloudId, DeploymentId, InstanceId, JobId, Timestamp,
+    account::{ApiKey, Organization, User},
+    agent::{Agent, Desired, Status, StatusReason},
+    cloud::Cloud,
+    deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
+    idempotency::{KeyHash, Keyed},
+    instance::{Instance, InstanceStatus},
+    job::Job,
+    machine::Claim,
+    upload::Upload,
+};
+
+/// What happened in the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryEvent {
+    /// A shard has a new leader.
+    ShardTaken(Claim),
+    /// An organization exists.
+    OrganizationPut(Box<Organization>),
+    /// A person exists.
+    UserPut(Box<User>),
+    /// A key exists.
+    ApiKeyPut(Box<ApiKey>),
+    /// A cloud is new or changed.
+    CloudPut(Box<Cloud>),
+    /// A cloud is gone.
+    CloudGone(CloudId),
+    /// An upload is announced or received.
+    UploadPut(Box<Upload>),
+    /// An upload is gone.
+    UploadGone(crate::UploadId),
+    /// `agent.created`.
+    AgentCreated(Box<Agent>),
+    /// `agent.updated`: fields that clients set.
+    AgentUpdated(Box<Agent>),
+    /// The client wants something else.
+    AgentDesired {
+        /// Which agent.
+        id: AgentId,
+        /// What is wanted.
+        desired: Desired,
+        /// When.
+        at: Timestamp,
+    },
+    /// The status moved.
+    AgentMoved {
+        /// Which agent.
+        id: AgentId,
+        /// Where it is now.
+        to: Status,
+        /// Why, when it is not running.
+        reason: Option<StatusReason>,
+        /// When.
+        at: Timestamp,
+    },
+    /// Hidden at once, its name free; the row goes when its instances are gone.
+    AgentDeleted {
+        /// Which agent.
+        id: AgentId,
+        /// When.
+        at: Timestamp,
+    },
+    /// The row is gone with all that belonged to it.
+    AgentGone(AgentId),
+    /// A deployment takes its place as the newest.
+    DeploymentQueued(Box<Deployment>),
+    /// A deployment waits for the one before it.
+    DeploymentWaits(Box<Deployment>),
+    /// A deployment moved.
+    DeploymentMoved {
+        /// The agent.
+        agent_id: AgentId,
+        /// Which deployment.
+        id: DeploymentId,
+        /// Where it is now.
+        to: DeploymentStatus,
+        /// Why, when it failed.
+        error: Option<Failure>,
+        /// When.
+        at: Timestamp,
+    },
+    /// A build gave an image.
+    ImageBuilt {
+        /// The agent.
+        agent_id: AgentId,
+        /// Which deployment.
+        id: DeploymentId,
+        /// What came out.
+        image: Box<Image>,
+    },
+    /// The waiting deployment's turn has come.
+    DeploymentUnblocked {
+        /// The agent.
+        agent_id: AgentId,
+    },
+    /// `agent.deployed`: the version serves from now on.
+    VersionLive {
+        /// The agent.
+        agent_id: AgentId,
+        /// The version and what it froze.
+        version: Box<Version>,
+        /// Whether it served before: a start or a rollback.
+        again: bool,
+        /// When.
+        at: Timestamp,
+    },
+    /// An instance was placed.
+    InstancePlaced(Box<Instance>),
+    /// An instance moved.
+    InstanceMoved {
+        /// The agent.
+        agent_id: AgentId,
+        /// Which instance.
+        id: InstanceId,
+        /// Where it is now.
+        to: InstanceStatus,
+        /// Isolation layers that hold, where it just came up.
+        isolation: Option<Vec<String>>,
+        /// When.
+        at: Timestamp,
+    },
+    /// An instance is gone.
+    InstanceGone {
+        /// The agent.
+        agent_id: AgentId,
+        /// Which instance.
+        id: InstanceId,
+    },
+    /// Answers of old keyed calls are forgotten.
+    KeysForgotten(Timestamp),
+}
+
+/// What happened in a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ShardEvent {
+    /// A job was accepted.
+    JobAccepted(Box<Job>),
+    /// A job moved on: the whole row, since attempts change many of its fields at once.
+    JobMoved(Box<Job>),
+    /// A job ended.
+    JobFinished(Box<Job>),
+    /// A finished job was removed.
+    JobGone(JobId),
+    /// A keyed synchronous call begins.
+    CallBegun {
+        /// The key.
+        key: Keyed,
+        /// Until when it may run.
+        deadline: Timestamp,
+        /// The life of the node that runs it.
+        boot: String,
+    },
+    /// A keyed synchronous call ended.
+    CallEnded {
+        /// The key.
+        key: Keyed,
+        /// Its outcome.
+        outcome: crate::shard::CallOutcome,
+        /// When.
+        at: Timestamp,
+    },
+    /// The answer of a keyed call is withdrawn: nothing had begun.
+    CallWithdrawn(KeyHash),
+    /// Old keys and finished jobs are forgotten.
+    Swept(Timestamp),
+}

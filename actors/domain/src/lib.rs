@@ -1,0 +1,36 @@
+//! The rules of Roost, pure: records, commands, events, rejections.
+//!
+//! Five rules hold in this crate:
+//! 1. A machine is plain data; `decide` reads it, `evolve` changes it, nothing else does.
+//! 2. No clock, no dice, no I/O: time, ids and salt ride in the [`machine::Entry`].
+//! 3. A refusal is a value ([`Rejection`]); a refused command changes nothing.
+//! 4. Collections have an order, so that every replica walks them alike.
+//! 5. What is written to a log or a table decodes for ever ([`codec`]).
+//!
+//! Two machines exist: the [`directory`] (small, on every node) and the [`shard`] (large, sharded).
+
+pub mod account;
+pub mod agent;
+pub mod cloud;
+pub mod codec;
+pub mod deployment;
+pub mod directory;
+pub mod event;
+pub mod idempotency;
+pub mod ids;
+pub mod instance;
+pub mod job;
+pub mod limits;
+pub mod machine;
+pub mod rejection;
+pub mod shard;
+pub mod table;
+pub mod time;
+pub mod upload;
+
+pub use ids::{
+    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, JobId, NodeId, OrgId, RequestId,
+    UploadId, UserId,
+};
+pub use rejection::Rejection;
+pub use time::Timestamp;

@@ -1,0 +1,128 @@
+//! Every reason for a no. A refusal is an answer, not a fault: it is replicated, expected, tested.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, UploadId};
+
+/// Why a command was refused. The text says what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum Rejection {
+    /// No such agent, or not the caller's.
+    #[error("the agent {0} does not exist")]
+    AgentNotFound(AgentId),
+    /// No such cloud, or not the caller's.
+    #[error("the specified cloud does not exist")]
+    CloudNotFound(CloudId),
+    /// No such job, or not the caller's.
+    #[error("the job {0} does not exist")]
+    JobNotFound(JobId),
+    /// No such deployment of this agent.
+    #[error("the deployment {0} does not exist")]
+    DeploymentNotFound(DeploymentId),
+    /// No such upload, or not the caller's.
+    #[error("the upload {0} does not exist")]
+    UploadNotFound(UploadId),
+    /// No such key.
+    #[error("the API key {0} does not exist")]
+    ApiKeyNotFound(ApiKeyId),
+    /// Names are unique within a cloud, whatever their case.
+    #[error("an agent named `{0}` already exists in this cloud; choose another name")]
+    AgentNameTaken(String),
+    /// Names of clouds are unique within an organization.
+    #[error("a cloud named `{0}` already exists; choose another name")]
+    CloudNameTaken(String),
+    /// The operation does not fit the state.
+    #[error("the agent is {current}; this needs it to be {}", allowed.join(" or "))]
+    InvalidState {
+        /// The state now.
+        current: String,
+        /// The states it works in.
+        allowed: Vec<String>,
+    },
+    /// The agent is stopped or failed.
+    #[error("the agent is not running; start it first")]
+    AgentNotRunning,
+    /// The agent has not come up yet.
+    #[error("the agent has no running version yet; wait until it is running")]
+    AgentNotReady,
+    /// The object changed since the client read it.
+    #[error("the object has changed since it was read; read it again and repeat the change")]
+    StaleObject,
+    /// A cloud with agents stays.
+    #[error("the cloud still has {agents} agents; delete them first")]
+    CloudNotEmpty {
+        /// Which cloud.
+        cloud_id: CloudId,
+        /// How many agents it has.
+        agents: usize,
+    },
+    /// The cloud has as many agents as its limits allow.
+    #[error("the cloud takes at most {max} agents; delete one or raise its limit")]
+    CloudFull {
+        /// The limit.
+        max: u32,
+    },
+    /// A deployment is under way.
+    #[error("a deployment is in progress; wait for it or cancel it")]
+    DeploymentInProgress,
+    /// No such version any more.
+    #[error("the agent has no version {0}; list them under /versions")]
+    VersionNotFound(u64),
+    /// The archive has not arrived.
+    #[error("the upload has not been received yet; PUT the archive to its upload_url first")]
+    UploadNotReady,
+    /// What arrived is not what was announced.
+    #[error("the bytes received differ from the announced size or SHA-256; upload again")]
+    UploadCorrupt,
+    /// The job ended already.
+    #[error("the job has already finished")]
+    JobAlreadyFinished,
+    /// The job runs still.
+    #[error("the job has not finished yet; cancel it or wait for its end")]
+    JobNotFinished,
+    /// Too many unfinished jobs.
+    #[error("too many jobs are waiting; retry after some have finished")]
+    TooManyJobs,
+    /// The key was used with another body.
+    #[error("this idempotency key was used with another body; use a new key for a new request")]
+    IdempotencyKeyReused,
+    /// The call with this key has not ended.
+    #[error("a request with this idempotency key is still in progress; retry in a second")]
+    IdempotencyInProgress,
+    /// The proposer's leadership is over.
+    #[error("another node has taken over")]
+    NotOwner,
+}
+
+impl Rejection {
+    /// Whether the same request would be refused alike after any wait: such a refusal is kept under
+    /// an idempotency key.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::AgentNotFound(_)
+            | Self::CloudNotFound(_)
+            | Self::JobNotFound(_)
+            | Self::DeploymentNotFound(_)
+            | Self::UploadNotFound(_)
+            | Self::ApiKeyNotFound(_)
+            | Self::AgentNameTaken(_)
+            | Self::CloudNameTaken(_)
+            | Self::InvalidState { .. }
+            | Self::AgentNotRunning
+            | Self::AgentNotReady
+            | Self::StaleObject
+            | Self::CloudNotEmpty { .. }
+            | Self::CloudFull { .. }
+            | Self::DeploymentInProgress
+            | Self::VersionNotFound(_)
+            | Self::UploadNotReady
+            | Self::UploadCorrupt
+            | Self::JobAlreadyFinished
+            | Self::JobNotFinished => true,
+            Self::TooManyJobs
+            | Self::IdempotencyKeyReused
+            | Self::IdempotencyInProgress
+            | Self::NotOwner => false,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A shard: large and written often. Jobs and the keys of keyed calls now; executions, deliveries
+//! and usage have their place here. One line per command; bodies live with the noun.
+
+use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    JobId, Rejection, Timestamp,
+    account::Tenant,
+    event::ShardEvent as Event,
+    idempotency::{Keyed, Keys, SWEPT_AT_ONCE, Seen},
+    job::{self, Attempt, Job, JobError, Outcome, Usage},
+    machine::{Entry, Machine},
+    table::{AnyTable, Order, Table},
+};
+
+/// What may be asked of a shard.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "fields are named after what they hold")]
+pub enum Command {
+    /// `POST …/invoke` with `async`; with its first attempt where an instance is free at once.
+    AcceptJob { job: Box<Job>, first: Option<Attempt> },
+    /// An attempt begins.
+    StartJob { id: JobId, attempt: Attempt },
+    /// An attempt ended.
+    FinishJob { id: JobId, epoch: u64, outcome: Outcome },
+    /// `POST /v1/jobs/:id/cancel`.
+    CancelJob { tenant: Tenant, id: JobId, by_force: bool },
+    /// `DELETE /v1/jobs/:id`.
+    DeleteJob { tenant: Tenant, id: JobId },
+    /// A keyed synchronous call begins.
+    BeginCall { key: Keyed, deadline: Timestamp, boot: String },
+    /// A keyed synchronous call ended.
+    EndCall { key: Keyed, outcome: CallOutcome },
+    /// A keyed synchronous call did not begin after all.
+    WithdrawCall { key: Keyed },
+    /// Forget what is old enough.
+    Sweep,
+}
+
+/// How a keyed synchronous call ended, for its replay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallOutcome {
+    /// With an output.
+    Completed {
+        /// JSON text.
+        output: String,
+        /// What it used.
+        usage: Usage,
+        /// The instance that answered.
+        instance_id: Option<crate::InstanceId>,
+    },
+    /// With an error, after the call had been dispatched.
+    Failed(JobError),
+}
+
+/// What a granted command is answered with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Nothing to say.
+    Done,
+    /// The job as it is now.
+    Job(Box<Job>),
+    /// The keyed call ended before: its outcome.
+    Call(Box<CallOutcome>),
+}
+
+/// A shard's tables.
+pub struct Shard {
+    /// Jobs that are not finished.
+    pub jobs: Table<JobId, Job>,
+    /// Finished jobs: history.
+    pub finished: Table<JobId, Job>,
+    /// `(forgotten at, job)`.
+    pub expiry: Table<(u128, JobId), ()>,
+    /// Answers of keyed calls.
+    pub keys: Keys,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self {
+            jobs: Table::live(1),
+            finished: Table::history(2),
+            expiry: Table::history(3),
+            keys: Keys::new(4),
+        }
+    }
+}
+
+impl Shard {
+    /// A job that this tenant may see.
+    pub fn job(&self, tenant: Tenant, id: JobId) -> Result<Arc<Job>, Rejection> {
+        self.any_job(id).filter(|job| job.tenant == tenant).ok_or(Rejection::JobNotFound(id))
+    }
+
+    /// A job, whoever asks.
+    pub fn any_job(&self, id: JobId) -> Option<Arc<Job>> {
+        self.jobs.get(&id).or_else(|| self.finished.get(&id))
+    }
+
+    fn call_outcome(&self, key: &Keyed, at: Timestamp) -> Result<Option<CallOutcome>, Rejection> {
+        match self.keys.seen::<CallOutcome>(key, at) {
+            Seen::Never => Ok(None),
+            Seen::Answered(outcome) => outcome.map(Some),
+            Seen::Refused(reason) => Err(reason),
+        }
+    }
+
+    fn begin_call(
+        &self,
+        key: &Keyed,
+        deadline: Timestamp,
+        boot: &str,
+        at: Timestamp,
+    ) -> Result<Vec<Event>, Rejection> {
+        match self.call_outcome(key, at)? {
+            Some(_) => Ok(vec![]),
+            None => {
+                Ok(vec![Event::CallBegun { key: key.clone(), deadline, boot: boot.to_owned() }])
+            }
+        }
+    }
+
+    fn jobs_due(&self, at: Timestamp) -> BTreeSet<(u128, JobId)> {
+        let mut due = BTreeSet::new();
+        self.expiry.walk(None, Order::Ascending, |key, _| {
+            if key.0 > u128::from(at.millis()) || due.len() >= SWEPT_AT_ONCE {
+                return ControlFlow::Break(());
+            }
+            due.insert(*key);
+            ControlFlow::Continue(())
+        });
+        due
+    }
+
+    fn sweep(&mut self, at: Timestamp) {
+        let keys = self.keys.expired(at);
+        self.keys.forget(&keys);
+        for key in self.jobs_due(at) {
+            self.expiry.remove(&key);
+            self.finished.remove(&key.1);
+        }
+    }
+
+    fn finish(&mut self, job: &Job) {
+        let ended = job.completed_at.unwrap_or(job.created_at);
+        let forgotten = ended.plus(job::KEPT_FOR);
+        self.jobs.remove(&job.id);
+        self.expiry.put((u128::from(forgotten.millis()), job.id), ());
+        self.finished.put(job.id, job.clone());
+    }
+}
+
+impl Machine for Shard {
+    type Command = Command;
+    type Reply = Reply;
+    type Event = Event;
+
+    fn decide(&self, entry: &Entry<Command>) -> Result<Vec<Event>, Rejection> {
+        use Command as C;
+        let at = entry.at;
+        match &entry.command {
+            C::AcceptJob { job, first } => job::accept(self, job, first.as_ref()),
+            C::StartJob { id, attempt } => Ok(job::start(self, *id, attempt, at)),
+            C::FinishJob { id, epoch, outcome } => Ok(job::finish(self, *id, *epoch, outcome, at)),
+            C::CancelJob { tenant, id, by_force } => {
+                job::cancel(self, (*tenant, *id), *by_force, at)
+            }
+            C::DeleteJob { tenant, id } => job::delete(self, (*tenant, *id)),
+            C::BeginCall { key, deadline, boot } => self.begin_call(key, *deadline, boot, at),
+            C::EndCall { key, outcome } => {
+                Ok(vec![Event::CallEnded { key: key.clone(), outcome: outcome.clone(), at }])
+            }
+            C::WithdrawCall { key } => Ok(vec![Event::CallWithdrawn(key.hash)]),
+            C::Sweep => Ok(vec![Event::Swept(at)]),
+        }
+    }
+
+    fn evolve(&mut self, event: &Event) {
+        match event {
+            Event::JobAccepted(job) | Event::JobMoved(job) => {
+                self.jobs.put(job.id, Job::clone(job))
+            }
+            Event::JobFinished(job) => self.finish(job),
+            Event::JobGone(id) => self.finished.remove(id),
+            Event::CallBegun { key, deadline, boot } => self.keys.begun(key, *deadline, boot),
+            Event::CallEnded { key, outcome, at } => {
+                self.keys.answered::<CallOutcome>(key, *at, &Ok(outcome.clone()));
+            }
+            Event::CallWithdrawn(hash) => self.keys.running.remove(hash),
+            Event::Swept(at) => self.sweep(*at),
+        }
+    }
+
+    fn reply(&self, command: &Command) -> Reply {
+        use Command as C;
+        let job =
+            |id| self.any_job(id).map_or(Reply::Done, |job| Reply::Job(Box::new(Job::clone(&job))));
+        match command {
+            C::AcceptJob { job: accepted, .. } => job(accepted.id),
+            C::StartJob { id, .. } | C::FinishJob { id, .. } | C::CancelJob { id, .. } => job(*id),
+            C::BeginCall { key, .. } => match self.call_outcome(key, Timestamp::default()) {
+                Ok(Some(outcome)) => Reply::Call(Box::new(outcome)),
+                _ => Reply::Done,
+            },
+            C::DeleteJob { .. } | C::EndCall { .. } | C::WithdrawCall { .. } | C::Sweep => {
+                Reply::Done
+            }
+        }
+    }
+
+    fn keys(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+
+    fn tables(&mut self) -> Vec<&mut dyn AnyTable> {
+        vec![
+            &mut self.jobs,
+            &mut self.finished,
+            &mut self.expiry,
+            &mut self.keys.done,
+            &mut self.keys.running,
+            &mut self.keys.expiry,
+        ]
+    }
+
+    fn reindex(&mut self) {}
+}

@@ -1,0 +1,3 @@
+//! Who does the work.
+
+pub mod ports;

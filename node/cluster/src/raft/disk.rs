@@ -1,0 +1,27 @@
+//! Opens redb files so that what they acknowledge survives a power cut.
+
+use std::{fs, io, path::Path};
+
+use redb::{Builder, Database, StorageBackend};
+
+/// Page cache of one file.
+const CACHE_BYTES: usize = 16 * 1024 * 1024;
+
+/// Opens or makes a file, and makes its name durable: redb syncs the file, not its folder.
+pub fn open(path: &Path) -> io::Result<Database> {
+    let is_new = !path.exists();
+    let database =
+        Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(io::Error::other)?;
+    if is_new && let Some(folder) = path.parent() {
+        fs::File::open(folder)?.sync_all()?;
+    }
+    Ok(database)
+}
+
+/// Opens a store on another backend, such as one that records what a power cut could leave.
+pub fn open_on(backend: impl StorageBackend) -> io::Result<Database> {
+    Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(backend)
+        .map_err(io::Error::other)
+}

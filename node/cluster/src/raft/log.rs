@@ -1,0 +1,391 @@
+//! The log of all groups in one redb file, behind one writer thread.
+//!
+//! The thread drains whatever waits, writes it in one transaction, syncs once and then answers all
+//! who wait: group commit across groups. Entries are readable from memory as soon as they are
+//! handed over; they leave memory only after they are on disk. `save_vote` and `truncate_after` wait
+//! for the disk, `purge` must not: a group whose core waits sends no heartbeats. A failed commit ends
+//! the process, since a failed fsync can't be repeated with any meaning.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    io,
+    ops::{Bound, RangeBounds},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+use domain::codec;
+use openraft::{
+    OptionalSend, RaftLogReader,
+    entry::RaftEntry as _,
+    storage::{IOFlushed, LogState, RaftLogStorage},
+};
+use redb::{Database, ReadableDatabase as _, TableDefinition};
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+
+use super::{
+    fatal,
+    types::{Entry, LogId, TypeConfig, Vote},
+};
+
+/// `(group, index)` → entry.
+const ENTRIES: TableDefinition<'_, (u16, u64), &[u8]> = TableDefinition::new("entries");
+/// `(group, which)` → vote, committed or purged.
+const MARKS: TableDefinition<'_, (u16, u8), &[u8]> = TableDefinition::new("marks");
+
+const VOTE: u8 = 1;
+const COMMITTED: u8 = 2;
+const PURGED: u8 = 3;
+
+/// Flushed entries kept in memory per group, for whoever replicates or applies them.
+const ENTRIES_KEPT: usize = 1024;
+/// Operations that one transaction takes.
+const OPERATIONS_PER_COMMIT: usize = 4096;
+/// How long `committed` waits for a transaction to ride with.
+const COMMITTED_ALONE_AFTER: Duration = Duration::from_secs(1);
+
+enum Operation {
+    Append { log: GroupLog, entries: Vec<Entry>, done: IOFlushed<TypeConfig> },
+    Mark { group: u16, which: u8, bytes: Vec<u8>, done: Option<oneshot::Sender<()>> },
+    Truncate { group: u16, from: u64, done: oneshot::Sender<()> },
+    Purge { group: u16, upto: LogId },
+}
+
+/// The file and its writer.
+pub struct LogFile {
+    database: Arc<Database>,
+    operations: Mutex<mpsc::Sender<Operation>>,
+}
+
+impl LogFile {
+    /// Starts the writer of an open file.
+    pub fn start(database: Database) -> io::Result<Arc<Self>> {
+        let database = Arc::new(database);
+        let write = database.begin_write().map_err(io::Error::other)?;
+        write.open_table(ENTRIES).map_err(io::Error::other)?;
+        write.open_table(MARKS).map_err(io::Error::other)?;
+        write.commit().map_err(io::Error::other)?;
+        let (sender, receiver) = mpsc::channel();
+        let writer = Writer { database: Arc::clone(&database), late: BTreeMap::new() };
+        thread::Builder::new().name("raft-log".to_owned()).spawn(move || writer.run(&receiver))?;
+        Ok(Arc::new(Self { database, operations: Mutex::new(sender) }))
+    }
+
+    /// The log of one group, as the disk has it.
+    pub fn group(self: &Arc<Self>, group: u16) -> io::Result<GroupLog> {
+        let tail = Tail {
+            vote: self.mark(group, VOTE)?,
+            committed: self.mark(group, COMMITTED)?,
+            purged: self.mark(group, PURGED)?,
+            last: self.last(group)?,
+            ..Tail::default()
+        };
+        Ok(GroupLog { group, file: Arc::clone(self), tail: Arc::new(Mutex::new(tail)) })
+    }
+
+    fn mark<T: DeserializeOwned>(&self, group: u16, which: u8) -> io::Result<Option<T>> {
+        let read = self.database.begin_read().map_err(io::Error::other)?;
+        let marks = read.open_table(MARKS).map_err(io::Error::other)?;
+        let row = marks.get((group, which)).map_err(io::Error::other)?;
+        row.map(|bytes| codec::decode(bytes.value()).map_err(io::Error::other)).transpose()
+    }
+
+    fn last(&self, group: u16) -> io::Result<Option<LogId>> {
+        let read = self.database.begin_read().map_err(io::Error::other)?;
+        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
+        let range = entries.range((group, 0)..=(group, u64::MAX)).map_err(io::Error::other)?;
+        let Some(row) = { range }.next_back() else { return Ok(None) };
+        let (_, bytes) = row.map_err(io::Error::other)?;
+        let entry: Entry = codec::decode(bytes.value()).map_err(io::Error::other)?;
+        Ok(Some(entry.log_id()))
+    }
+
+    fn entries(&self, group: u16, from: u64, until: u64) -> io::Result<Vec<Entry>> {
+        let read = self.database.begin_read().map_err(io::Error::other)?;
+        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
+        let range = entries.range((group, from)..(group, until)).map_err(io::Error::other)?;
+        range
+            .map(|row| {
+                let (_, bytes) = row.map_err(io::Error::other)?;
+                codec::decode(bytes.value()).map_err(io::Error::other)
+            })
+            .collect()
+    }
+
+    fn send(&self, operation: Operation) -> io::Result<()> {
+        let sender = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(operation).map_err(|_| io::Error::other("the log's writer has stopped"))
+    }
+}
+
+struct Writer {
+    database: Arc<Database>,
+    /// `committed` marks that ride with the next transaction.
+    late: BTreeMap<u16, Vec<u8>>,
+}
+
+impl Writer {
+    fn run(mut self, operations: &mpsc::Receiver<Operation>) {
+        loop {
+            let first = match operations.recv_timeout(COMMITTED_ALONE_AFTER) {
+                Ok(first) => Some(first),
+                Err(mpsc::RecvTimeoutError::Timeout) if self.late.is_empty() => continue,
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            };
+            let rest = operations.try_iter().take(OPERATIONS_PER_COMMIT);
+            let mut batch: Vec<Operation> = first.into_iter().chain(rest).collect();
+            self.keep_late_marks(&mut batch);
+            if let Err(error) = self.commit(&batch) {
+                fatal("the raft log could not be written", &error);
+            }
+            batch.into_iter().for_each(Operation::answer);
+        }
+        // The node is stopping: nothing waits any more, the marks are still worth a write.
+        if !self.late.is_empty() {
+            let _ = self.commit(&[]);
+        }
+    }
+
+    /// A lone `committed` mark is not worth an fsync.
+    fn keep_late_marks(&mut self, batch: &mut Vec<Operation>) {
+        batch.retain_mut(|operation| match operation {
+            Operation::Mark { group, which: COMMITTED, bytes, .. } => {
+                self.late.insert(*group, std::mem::take(bytes));
+                false
+            }
+            Operation::Mark { .. }
+            | Operation::Append { .. }
+            | Operation::Truncate { .. }
+            | Operation::Purge { .. } => true,
+        });
+    }
+
+    fn commit(&mut self, batch: &[Operation]) -> Result<(), redb::Error> {
+        if batch.is_empty() && self.late.is_empty() {
+            return Ok(());
+        }
+        let write = self.database.begin_write()?;
+        {
+            let mut entries = write.open_table(ENTRIES)?;
+            let mut marks = write.open_table(MARKS)?;
+            for operation in batch {
+                operation.write(&mut entries, &mut marks)?;
+            }
+            for (group, bytes) in std::mem::take(&mut self.late) {
+                marks.insert((group, COMMITTED), bytes.as_slice())?;
+            }
+        }
+        write.commit()?;
+        Ok(())
+    }
+}
+
+type EntryTable<'t> = redb::Table<'t, (u16, u64), &'static [u8]>;
+type MarkTable<'t> = redb::Table<'t, (u16, u8), &'static [u8]>;
+
+impl Operation {
+    fn write(
+        &self,
+        table: &mut EntryTable<'_>,
+        marks: &mut MarkTable<'_>,
+    ) -> Result<(), redb::Error> {
+        match self {
+            Self::Append { log, entries, .. } => {
+                for entry in entries {
+                    table.insert((log.group, entry.index()), codec::encode(entry).as_slice())?;
+                }
+            }
+            Self::Mark { group, which, bytes, .. } => {
+                marks.insert((*group, *which), bytes.as_slice())?;
+            }
+            Self::Truncate { group, from, .. } => {
+                table.retain_in((*group, *from)..=(*group, u64::MAX), |_, _| false)?;
+            }
+            Self::Purge { group, upto } => {
+                marks.insert((*group, PURGED), codec::encode(upto).as_slice())?;
+                table.retain_in((*group, 0)..=(*group, upto.index), |_, _| false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(self) {
+        match self {
+            Self::Append { log, entries, done } => {
+                log.flushed(&entries);
+                done.io_completed(Ok(()));
+            }
+            // Whoever waited may have been shut down; the write stands all the same.
+            Self::Mark { done, .. } => {
+                done.map(|done| done.send(()));
+            }
+            Self::Truncate { done, .. } => {
+                let _ = done.send(());
+            }
+            Self::Purge { .. } => {}
+        }
+    }
+}
+
+/// What a group's readers see without the disk.
+#[derive(Default)]
+struct Tail {
+    entries: BTreeMap<u64, Entry>,
+    vote: Option<Vote>,
+    committed: Option<LogId>,
+    purged: Option<LogId>,
+    last: Option<LogId>,
+}
+
+/// The log of one group.
+#[derive(Clone)]
+pub struct GroupLog {
+    group: u16,
+    file: Arc<LogFile>,
+    tail: Arc<Mutex<Tail>>,
+}
+
+impl GroupLog {
+    fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is on disk may leave memory; the newest stay for whoever applies or replicates them.
+    fn flushed(&self, entries: &[Entry]) {
+        let Some(last) = entries.last() else { return };
+        let mut tail = self.tail();
+        while tail.entries.len() > ENTRIES_KEPT {
+            match tail.entries.first_key_value() {
+                Some((index, _)) if *index < last.index() => tail.entries.pop_first(),
+                _ => break,
+            };
+        }
+    }
+
+    async fn write_and_wait(
+        &self,
+        operation: impl FnOnce(oneshot::Sender<()>) -> Operation,
+    ) -> io::Result<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.file.send(operation(sender))?;
+        receiver.await.map_err(|_| io::Error::other("the log's writer has stopped"))
+    }
+}
+
+fn exclusive_bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
+    let from = match range.start_bound() {
+        Bound::Included(from) => *from,
+        Bound::Excluded(from) => from + 1,
+        Bound::Unbounded => 0,
+    };
+    let until = match range.end_bound() {
+        Bound::Included(until) => until.saturating_add(1),
+        Bound::Excluded(until) => *until,
+        Bound::Unbounded => u64::MAX,
+    };
+    (from, until)
+}
+
+impl RaftLogReader<TypeConfig> for GroupLog {
+    async fn try_get_log_entries<RB>(&mut self, range: RB) -> io::Result<Vec<Entry>>
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let (from, until) = exclusive_bounds(&range);
+        if from >= until {
+            return Ok(vec![]);
+        }
+        // Memory first: what is not there any more has been on disk since before it left.
+        let recent: Vec<Entry> =
+            self.tail().entries.range(from..until).map(|(_, entry)| entry.clone()).collect();
+        let edge = recent.first().map_or(until, |entry| entry.index());
+        let floor = self.tail().purged.map_or(0, |purged| purged.index + 1);
+        let from = from.max(floor);
+        if from >= edge {
+            return Ok(recent);
+        }
+        let mut entries = self.file.entries(self.group, from, edge)?;
+        entries.extend(recent);
+        Ok(entries)
+    }
+
+    async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
+        Ok(self.tail().vote)
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for GroupLog {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
+        let tail = self.tail();
+        Ok(LogState { last_purged_log_id: tail.purged, last_log_id: tail.last.or(tail.purged) })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
+        let bytes = codec::encode(vote);
+        let group = self.group;
+        self.write_and_wait(|done| Operation::Mark { group, which: VOTE, bytes, done: Some(done) })
+            .await?;
+        self.tail().vote = Some(*vote);
+        Ok(())
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> io::Result<()> {
+        self.tail().committed = committed;
+        let Some(committed) = committed else { return Ok(()) };
+        let bytes = codec::encode(&committed);
+        self.file.send(Operation::Mark { group: self.group, which: COMMITTED, bytes, done: None })
+    }
+
+    async fn read_committed(&mut self) -> io::Result<Option<LogId>> {
+        Ok(self.tail().committed)
+    }
+
+    async fn append<I>(&mut self, entries: I, done: IOFlushed<TypeConfig>) -> io::Result<()>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        {
+            let mut tail = self.tail();
+            tail.entries.extend(entries.iter().map(|entry| (entry.index(), entry.clone())));
+            if let Some(last) = entries.last() {
+                tail.last = Some(last.log_id());
+            }
+        }
+        self.file.send(Operation::Append { log: self.clone(), entries, done })
+    }
+
+    async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
+        let from = last.map_or(0, |last| last.index + 1);
+        {
+            let mut tail = self.tail();
+            tail.entries.split_off(&from);
+            if tail.last.is_some_and(|present| present.index >= from) {
+                tail.last = last;
+            }
+        }
+        let group = self.group;
+        self.write_and_wait(|done| Operation::Truncate { group, from, done }).await
+    }
+
+    async fn purge(&mut self, upto: LogId) -> io::Result<()> {
+        {
+            let mut tail = self.tail();
+            tail.entries = tail.entries.split_off(&(upto.index + 1));
+            tail.purged = tail.purged.max(Some(upto));
+            tail.last = tail.last.max(Some(upto));
+        }
+        self.file.send(Operation::Purge { group: self.group, upto })
+    }
+}

@@ -1,0 +1,280 @@
+//! A group's machine under openraft: entries in, answers and events out.
+//!
+//! A panic in `apply` ends the process. Left alone, such a group would stay leader, keep its
+//! followers quiet and apply nothing.
+
+use std::{
+    io,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use actors::ports::Replica;
+use bytes::Bytes;
+use domain::{
+    codec,
+    machine::{self, Machine},
+};
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use openraft::{
+    EntryPayload, OptionalSend, RaftSnapshotBuilder,
+    alias::SnapshotOf,
+    entry::RaftEntry as _,
+    storage::{EntryResponder, RaftStateMachine, Snapshot},
+};
+
+use super::{
+    fatal,
+    state::{Applied, Dirty, Flush, StateFile, StateSnapshot, WrittenRows},
+    types::{Answered, Entry, LogId, Membership, SnapshotMeta, TypeConfig},
+};
+
+/// Entries applied under one lock.
+const ENTRIES_AT_ONCE: usize = 64;
+
+/// Hears a group's events.
+pub type Listener<E> = Arc<dyn Fn(&[E]) + Send + Sync>;
+
+/// One group's replica, between openraft and the state file.
+pub struct GroupMachine<M: Machine> {
+    held: Arc<Held<M>>,
+    listener: Listener<M::Event>,
+}
+
+/// The replica and how far it is; taken together under the replica's lock.
+struct Held<M> {
+    group: u16,
+    replica: Replica<M>,
+    applied: Mutex<Applied>,
+    flushed: Mutex<Option<LogId>>,
+    file: Arc<StateFile>,
+}
+
+impl<M: Machine> GroupMachine<M> {
+    /// The group as the state file has it.
+    pub fn open(
+        group: u16,
+        file: &Arc<StateFile>,
+        listener: Listener<M::Event>,
+    ) -> io::Result<Self> {
+        let replica = Replica::<M>::default();
+        let snapshot = file.snapshot(group)?;
+        let applied = snapshot.applied()?.unwrap_or_default();
+        load(&mut *replica.write(), group, file, &snapshot)?;
+        let flushed = Mutex::new(applied.log);
+        let held = Arc::new(Held {
+            group,
+            replica,
+            applied: Mutex::new(applied),
+            flushed,
+            file: Arc::clone(file),
+        });
+        file.register(Arc::clone(&held) as Arc<dyn Flush>);
+        Ok(Self { held, listener })
+    }
+
+    /// The state, for readers.
+    pub fn replica(&self) -> Replica<M> {
+        self.held.replica.clone()
+    }
+
+    /// Applies entries under one lock and hands out what came of them.
+    fn apply_batch(&self, batch: Vec<EntryResponder<TypeConfig>>) {
+        let mut events = vec![];
+        let mut answers = Vec::with_capacity(batch.len());
+        {
+            let mut machine = self.held.replica.write();
+            let mut applied = self.held.applied();
+            for (entry, responder) in batch {
+                applied.log = Some(entry.log_id());
+                let answer = apply_one(&mut *machine, &mut applied, entry, &mut events);
+                answers.extend(responder.map(|responder| (responder, answer)));
+            }
+        }
+        if !events.is_empty() {
+            (self.listener)(&events);
+        }
+        for (responder, answer) in answers {
+            responder.send(answer);
+        }
+    }
+}
+
+fn apply_one<M: Machine>(
+    machine: &mut M,
+    applied: &mut Applied,
+    entry: Entry,
+    events: &mut Vec<M::Event>,
+) -> Answered {
+    let log_id = entry.log_id();
+    match entry.payload {
+        EntryPayload::Blank => Answered::default(),
+        EntryPayload::Membership(membership) => {
+            applied.membership = Membership::new(Some(log_id), membership);
+            Answered::default()
+        }
+        EntryPayload::Normal(proposal) => match codec::decode(&proposal.0) {
+            Ok(entry) => {
+                let (answer, happened) = machine::apply(machine, &entry);
+                events.extend(happened);
+                Answered(Bytes::from(codec::encode(&answer)))
+            }
+            Err(error) => unreachable!("the agreed entry {log_id} is not readable: {error}"),
+        },
+    }
+}
+
+fn load<M: Machine>(
+    machine: &mut M,
+    group: u16,
+    file: &Arc<StateFile>,
+    snapshot: &StateSnapshot,
+) -> io::Result<()> {
+    let backing = Arc::new(WrittenRows { group, file: Arc::clone(file) });
+    let mut unreadable = None;
+    {
+        let mut tables = machine.tables();
+        for table in &mut tables {
+            table.clear();
+            table.set_backing(backing.clone());
+        }
+        snapshot
+            .rows(|number, key, row| {
+                let table = tables.iter_mut().find(|table| table.number() == number);
+                if let Some(table) = table.filter(|table| !table.is_history())
+                    && let Err(error) = table.load(key, row)
+                {
+                    unreadable.get_or_insert(error);
+                }
+                Ok(())
+            })
+            .map_err(io::Error::other)?;
+    }
+    machine.reindex();
+    unreadable.map_or(Ok(()), |error| Err(io::Error::other(error)))
+}
+
+impl<M: Machine> Held<M> {
+    fn applied(&self) -> MutexGuard<'_, Applied> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: Machine> Flush for Held<M> {
+    fn group(&self) -> u16 {
+        self.group
+    }
+
+    fn take(&self) -> Option<Dirty> {
+        let mut machine = self.replica.write();
+        let applied = self.applied().clone();
+        let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *flushed == applied.log {
+            return None;
+        }
+        *flushed = applied.log;
+        let mut changes = vec![];
+        machine.tables().iter_mut().for_each(|table| table.take_changes(&mut changes));
+        Some(Dirty { changes, applied })
+    }
+
+    fn written(&self) {
+        let mut machine = self.replica.write();
+        machine.tables().iter_mut().for_each(|table| table.written());
+    }
+}
+
+/// Makes snapshots: a flush, then a read transaction.
+pub struct SnapshotBuilder {
+    group: u16,
+    file: Arc<StateFile>,
+}
+
+impl SnapshotBuilder {
+    async fn build(&self) -> io::Result<Option<SnapshotOf<TypeConfig, StateSnapshot>>> {
+        let (file, group) = (Arc::clone(&self.file), self.group);
+        let built = tokio::task::spawn_blocking(move || {
+            file.flush();
+            let snapshot = file.snapshot(group)?;
+            Ok::<_, io::Error>((snapshot.applied()?, snapshot))
+        });
+        let (applied, snapshot) = built.await.map_err(io::Error::other)??;
+        let Some(applied) = applied.filter(|applied| applied.log.is_some()) else {
+            return Ok(None);
+        };
+        let meta = SnapshotMeta { last_log_id: applied.log, last_membership: applied.membership };
+        Ok(Some(Snapshot { meta, snapshot }))
+    }
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
+    type SnapshotData = StateSnapshot;
+
+    async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<TypeConfig, StateSnapshot>> {
+        match self.build().await? {
+            Some(snapshot) => Ok(snapshot),
+            None => Ok(Snapshot {
+                meta: SnapshotMeta::default(),
+                snapshot: self.file.snapshot(self.group)?,
+            }),
+        }
+    }
+}
+
+impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
+    type SnapshotData = StateSnapshot;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(&mut self) -> io::Result<(Option<LogId>, Membership)> {
+        let applied = self.held.applied().clone();
+        Ok((applied.log, applied.membership))
+    }
+
+    async fn apply<Strm>(&mut self, entries: Strm) -> io::Result<()>
+    where
+        Strm: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
+    {
+        let work = async {
+            let mut batches = entries.ready_chunks(ENTRIES_AT_ONCE);
+            while let Some(batch) = batches.next().await {
+                self.apply_batch(batch.into_iter().collect::<io::Result<Vec<_>>>()?);
+                tokio::task::yield_now().await;
+            }
+            Ok(())
+        };
+        match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(done) => done,
+            Err(_) => fatal("an agreed entry could not be applied", &"panic in apply"),
+        }
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        SnapshotBuilder { group: self.held.group, file: Arc::clone(&self.held.file) }
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMeta,
+        snapshot: StateSnapshot,
+    ) -> io::Result<()> {
+        let applied = Applied { log: meta.last_log_id, membership: meta.last_membership.clone() };
+        let held = Arc::clone(&self.held);
+        let install = move || {
+            let reload = || {
+                let mut machine = held.replica.write();
+                load(&mut *machine, held.group, &held.file, &held.file.snapshot(held.group)?)?;
+                *held.flushed.lock().unwrap_or_else(PoisonError::into_inner) = applied.log;
+                *held.applied() = applied.clone();
+                Ok(())
+            };
+            held.file.install(held.group, &applied, &snapshot, reload)
+        };
+        tokio::task::spawn_blocking(install).await.map_err(io::Error::other)?
+    }
+
+    async fn get_current_snapshot(
+        &mut self,
+    ) -> io::Result<Option<SnapshotOf<TypeConfig, StateSnapshot>>> {
+        self.get_snapshot_builder().await.build().await
+    }
+}

@@ -1,0 +1,304 @@
+//! The tables of all groups in one redb file, written a little later than they change.
+//!
+//! A transaction holds the changed rows *and* how far the log was applied, so a durable commit is a
+//! checkpoint: the log may be purged up to it, and a restart applies only what came after. A snapshot
+//! is a read transaction. One writer at a time: the flusher's thread, or an installed snapshot.
+
+use std::{
+    io,
+    ops::Bound,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use domain::{
+    codec,
+    table::{Backing, Change, Order, RawRow},
+};
+use redb::{Database, ReadTransaction, ReadableDatabase as _, TableDefinition};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    fatal,
+    types::{LogId, Membership},
+};
+
+/// `group, table, key` → row.
+const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
+/// `group` → [`Applied`].
+const APPLIED: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("applied");
+
+/// How often changed rows are written.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
+/// How far a group's log was applied to its tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The last applied entry.
+    pub log: Option<LogId>,
+    /// The last applied membership.
+    pub membership: Membership,
+}
+
+/// What one group hands to the flusher: its changes, and how far they go.
+pub struct Dirty {
+    /// Changed rows.
+    pub changes: Vec<Change>,
+    /// The state they belong to.
+    pub applied: Applied,
+}
+
+/// A group's machine, as the flusher sees it.
+pub trait Flush: Send + Sync {
+    /// The group's number.
+    fn group(&self) -> u16;
+    /// Takes the changes; `None` if there were none.
+    fn take(&self) -> Option<Dirty>;
+    /// What was taken last is durable.
+    fn written(&self);
+}
+
+/// The file, its groups and its flusher.
+pub struct StateFile {
+    database: Database,
+    groups: Mutex<Vec<Arc<dyn Flush>>>,
+    writing: Mutex<()>,
+    stop: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl StateFile {
+    /// Starts the flusher of an open file.
+    pub fn start(database: Database) -> io::Result<Arc<Self>> {
+        let write = database.begin_write().map_err(io::Error::other)?;
+        write.open_table(ROWS).map_err(io::Error::other)?;
+        write.open_table(APPLIED).map_err(io::Error::other)?;
+        write.commit().map_err(io::Error::other)?;
+        let file = Arc::new(Self {
+            database,
+            groups: Mutex::new(vec![]),
+            writing: Mutex::new(()),
+            stop: Mutex::new(false),
+            wake: Condvar::new(),
+        });
+        let flusher = Arc::downgrade(&file);
+        thread::Builder::new().name("state-flush".to_owned()).spawn(move || {
+            while let Some(file) = flusher.upgrade() {
+                if file.nap() {
+                    break;
+                }
+                file.flush();
+            }
+        })?;
+        Ok(file)
+    }
+
+    /// Sleeps until the next flush is due; says whether the flusher shall end.
+    fn nap(&self) -> bool {
+        let stop = lock(&self.stop);
+        let wake = self.wake.wait_timeout_while(stop, FLUSH_EVERY, |stop| !*stop);
+        *wake.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Writes what has changed and ends the flusher.
+    pub fn stop(&self) {
+        *lock(&self.stop) = true;
+        self.wake.notify_all();
+        self.flush();
+    }
+
+    /// Adds a group to those that are written.
+    pub fn register(&self, group: Arc<dyn Flush>) {
+        lock(&self.groups).push(group);
+    }
+
+    /// Writes all changed rows of all groups in one durable transaction.
+    pub fn flush(&self) {
+        let _writing = lock(&self.writing);
+        let groups: Vec<Arc<dyn Flush>> = lock(&self.groups).clone();
+        let dirty: Vec<_> =
+            groups.iter().filter_map(|group| Some((group, group.take()?))).collect();
+        if dirty.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        if let Err(error) = self.commit(dirty.iter().map(|(group, dirty)| (group.group(), dirty))) {
+            fatal("the tables could not be written", &error);
+        }
+        dirty.iter().for_each(|(group, _)| group.written());
+        tracing::trace!(elapsed = ?began.elapsed(), groups = dirty.len(), "tables written");
+    }
+
+    fn commit<'d>(
+        &self,
+        groups: impl Iterator<Item = (u16, &'d Dirty)>,
+    ) -> Result<(), redb::Error> {
+        let write = self.database.begin_write()?;
+        {
+            let mut rows = write.open_table(ROWS)?;
+            let mut applied = write.open_table(APPLIED)?;
+            for (group, dirty) in groups {
+                for change in &dirty.changes {
+                    let key = row_key(group, change.table, &change.key);
+                    match &change.row {
+                        Some(row) => rows.insert(key.as_slice(), row.bytes().as_slice())?,
+                        None => rows.remove(key.as_slice())?,
+                    };
+                }
+                applied.insert(group, codec::encode(&dirty.applied).as_slice())?;
+            }
+        }
+        write.commit()?;
+        Ok(())
+    }
+
+    /// What is durable of one group now.
+    pub fn snapshot(self: &Arc<Self>, group: u16) -> io::Result<StateSnapshot> {
+        let read = self.database.begin_read().map_err(io::Error::other)?;
+        Ok(StateSnapshot { group, read: Arc::new(read) })
+    }
+
+    /// Puts a snapshot in the place of all rows of `group`; `reload` runs before the next flush.
+    pub fn install(
+        &self,
+        group: u16,
+        applied: &Applied,
+        from: &StateSnapshot,
+        reload: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let _writing = lock(&self.writing);
+        let install = || -> Result<(), redb::Error> {
+            let write = self.database.begin_write()?;
+            {
+                let mut rows = write.open_table(ROWS)?;
+                let end = group_end(group);
+                rows.retain_in::<&[u8], _>(
+                    (
+                        Bound::Included(row_key(group, 0, &[]).as_slice()),
+                        Bound::Excluded(end.as_slice()),
+                    ),
+                    |_, _| false,
+                )?;
+                from.rows(|table, key, row| {
+                    rows.insert(row_key(group, table, key).as_slice(), row)?;
+                    Ok(())
+                })?;
+                let mut marks = write.open_table(APPLIED)?;
+                marks.insert(group, codec::encode(applied).as_slice())?;
+            }
+            write.commit()?;
+            Ok(())
+        };
+        install().map_err(io::Error::other)?;
+        reload()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn row_key(group: u16, table: u8, key: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(3 + key.len());
+    bytes.extend(group.to_be_bytes());
+    bytes.push(table);
+    bytes.extend(key);
+    bytes
+}
+
+fn group_end(group: u16) -> Vec<u8> {
+    let mut end = group.to_be_bytes().to_vec();
+    end.push(u8::MAX);
+    end
+}
+
+/// The durable rows of one group at one moment.
+#[derive(Clone)]
+pub struct StateSnapshot {
+    group: u16,
+    read: Arc<ReadTransaction>,
+}
+
+impl std::fmt::Debug for StateSnapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StateSnapshot(group {})", self.group)
+    }
+}
+
+impl StateSnapshot {
+    /// How far the log was applied; `None` for a group that was never written.
+    pub fn applied(&self) -> io::Result<Option<Applied>> {
+        let table = self.read.open_table(APPLIED).map_err(io::Error::other)?;
+        let row = table.get(self.group).map_err(io::Error::other)?;
+        row.map(|bytes| codec::decode(bytes.value()).map_err(io::Error::other)).transpose()
+    }
+
+    /// Visits all rows as `(table, key, row)`.
+    pub fn rows(
+        &self,
+        mut visit: impl FnMut(u8, &[u8], &[u8]) -> Result<(), redb::Error>,
+    ) -> Result<(), redb::Error> {
+        let table = self.read.open_table(ROWS)?;
+        let (start, end) = (row_key(self.group, 0, &[]), group_end(self.group));
+        for row in table.range::<&[u8]>(start.as_slice()..end.as_slice())? {
+            let (key, value) = row?;
+            let key = key.value();
+            visit(key[2], &key[3..], value.value())?;
+        }
+        Ok(())
+    }
+}
+
+/// Written rows of one group, for tables that read history back.
+pub struct WrittenRows {
+    /// Which group.
+    pub group: u16,
+    /// Where they are.
+    pub file: Arc<StateFile>,
+}
+
+impl WrittenRows {
+    fn read<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>) -> T {
+        let answer =
+            self.file.database.begin_read().map_err(redb::Error::from).and_then(|t| read(&t));
+        match answer {
+            Ok(answer) => answer,
+            Err(error) => fatal("the tables could not be read", &error),
+        }
+    }
+}
+
+impl Backing for WrittenRows {
+    fn get(&self, table: u8, key: &[u8]) -> Option<Vec<u8>> {
+        let key = row_key(self.group, table, key);
+        self.read(|read| {
+            let rows = read.open_table(ROWS)?;
+            Ok(rows.get(key.as_slice())?.map(|row| row.value().to_vec()))
+        })
+    }
+
+    fn scan(&self, table: u8, from: Option<&[u8]>, order: Order, limit: usize) -> Vec<RawRow> {
+        let first = row_key(self.group, table, &[]);
+        let end = row_key(self.group, table + 1, &[]);
+        let from = from.map(|key| row_key(self.group, table, key));
+        let bounds: (Bound<&[u8]>, Bound<&[u8]>) = match (order, &from) {
+            (Order::Ascending, Some(from)) => (Bound::Excluded(from), Bound::Excluded(&end)),
+            (Order::Descending, Some(from)) => (Bound::Included(&first), Bound::Excluded(from)),
+            (_, None) => (Bound::Included(&first), Bound::Excluded(&end)),
+        };
+        self.read(|read| {
+            let rows = read.open_table(ROWS)?;
+            let range = rows.range::<&[u8]>(bounds)?;
+            let owned =
+                |row: Result<(redb::AccessGuard<'_, &[u8]>, redb::AccessGuard<'_, &[u8]>), _>| {
+                    row.map(|(key, value)| (key.value()[3..].to_vec(), value.value().to_vec()))
+                };
+            match order {
+                Order::Ascending => range.take(limit).map(owned).collect::<Result<_, _>>(),
+                Order::Descending => range.rev().take(limit).map(owned).collect(),
+            }
+            .map_err(|error: redb::StorageError| error.into())
+        })
+    }
+}

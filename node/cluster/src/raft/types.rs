@@ -1,0 +1,50 @@
+//! The one type configuration of all groups. Commands and answers travel as bytes, so that store and
+//! network need not know which machine they serve.
+
+use std::fmt;
+
+use bytes::Bytes;
+use openraft::BasicNode;
+use serde::{Deserialize, Serialize};
+
+/// An encoded [`domain::machine::Entry`].
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proposal(pub Bytes);
+
+impl fmt::Debug for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Proposal({} bytes)", self.0.len())
+    }
+}
+
+impl fmt::Display for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// An encoded [`domain::machine::Answer`]; empty for entries that carry no command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answered(pub Bytes);
+
+openraft::declare_raft_types!(
+    /// All groups of all nodes.
+    pub TypeConfig:
+        D = Proposal,
+        R = Answered,
+        NodeId = u64,
+        Node = BasicNode,
+        // One leader per term, so that a term alone can serve as a fence.
+        LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
+);
+
+/// A line of a group's log.
+pub type Entry = openraft::alias::EntryOf<TypeConfig>;
+/// Term and index.
+pub type LogId = openraft::alias::LogIdOf<TypeConfig>;
+/// Who was voted for.
+pub type Vote = openraft::alias::VoteOf<TypeConfig>;
+/// Voters and learners, and since when.
+pub type Membership = openraft::alias::StoredMembershipOf<TypeConfig>;
+/// What a snapshot holds.
+pub type SnapshotMeta = openraft::alias::SnapshotMetaOf<TypeConfig>;

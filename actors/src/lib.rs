@@ -1,3 +1,30 @@
 //! Who does the work.
+//!
+//! ```text
+//! root ─┬─ agent  (one per agent with something to do, where its home shard is led)
+//!       │    └─ build (a task)
+//!       ├─ instance (one per running copy, on the node that runs it)
+//!       └─ job    (one per unfinished job, where its home shard is led)
+//! ```
+//!
+//! Actors look, then step: a message that wakes one carries no news. They keep no state that the
+//! log does not keep, so a crash, a restart and a repair are the same path. What must not wait —
+//! invocations, builds, streams — runs in tasks that report back. Synchronous calls do not pass
+//! through a mailbox at all: they take a slot from [`route`] and go to the instance.
 
+pub mod agent;
+pub mod call;
+#[cfg(feature = "fakes")]
+pub mod fakes;
+pub mod instance;
+pub mod invocation;
+pub mod job;
+pub mod log_line;
+pub mod meter;
 pub mod ports;
+pub mod root;
+pub mod route;
+pub mod seal;
+pub mod settings;
+pub mod wire;
+pub mod world;

@@ -108,3 +108,238 @@ pub trait Entropy: Send + Sync + 'static {
     /// 128 unpredictable bits.
     fn dice(&self) -> u128;
 }
+
+/// A stream of bytes, such as a request's body.
+pub type ByteStream = futures::stream::BoxStream<'static, std::io::Result<bytes::Bytes>>;
+
+/// Why a blob could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum BlobError {
+    /// More bytes than allowed.
+    #[error("more than {0} bytes")]
+    TooLarge(u64),
+    /// The sender broke off.
+    #[error("the upload broke off")]
+    Broken(#[source] std::io::Error),
+    /// The disk said no.
+    #[error("the blob could not be stored")]
+    Disk(#[source] std::io::Error),
+}
+
+/// Bulk, kept by content outside of the log: uploads and large payloads.
+pub trait Blobs: Send + Sync + 'static {
+    /// Keeps at most `max` bytes; durable on return.
+    fn receive(
+        &self,
+        bytes: ByteStream,
+        max: u64,
+    ) -> BoxFuture<'_, Result<domain::upload::Received, BlobError>>;
+    /// The bytes under this SHA-256, if they are here.
+    fn read(&self, sha256: &str) -> BoxFuture<'_, std::io::Result<Option<bytes::Bytes>>>;
+}
+
+/// What a build is made from.
+#[derive(Clone, Debug)]
+pub struct BuildRequest {
+    /// The agent.
+    pub agent_id: domain::AgentId,
+    /// The deployment; names the result.
+    pub deployment_id: domain::DeploymentId,
+    /// What runs the result.
+    pub provider: domain::cloud::Provider,
+    /// What to build.
+    pub spec: domain::deployment::Spec,
+    /// Whether caches are left aside.
+    pub no_cache: bool,
+}
+
+/// Everything an instance is started with.
+#[derive(Clone, Debug)]
+pub struct StartRequest {
+    /// The agent.
+    pub agent_id: domain::AgentId,
+    /// The instance; names the process.
+    pub instance_id: domain::InstanceId,
+    /// The version.
+    pub version: u64,
+    /// What runs it.
+    pub provider: domain::cloud::Provider,
+    /// What to run.
+    pub image: domain::deployment::Image,
+    /// What it may use.
+    pub resources: domain::agent::Resources,
+    /// Its variables, opened.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Where a line of output comes from.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Channel {
+    /// The process's standard output.
+    Stdout,
+    /// The process's standard error.
+    Stderr,
+    /// A build.
+    Build,
+    /// The platform itself.
+    System,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its code, if it ended by itself.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Whether it was ended for its use of memory.
+    pub out_of_memory: bool,
+}
+
+/// A started instance.
+pub struct Started {
+    /// Where it listens, or will.
+    pub address: std::net::SocketAddr,
+    /// The layers of isolation that hold for it.
+    pub isolation: Vec<String>,
+    /// What it writes, line by line.
+    pub output: tokio::sync::mpsc::Receiver<(Channel, String)>,
+    /// Resolves when it has ended and nothing of it is left.
+    pub exit: BoxFuture<'static, Exit>,
+    /// Ends it.
+    pub process: Arc<dyn Process>,
+}
+
+/// A running process or container.
+pub trait Process: Send + Sync + 'static {
+    /// Asks it to end.
+    fn terminate(&self);
+    /// Ends it and all it started, at once.
+    fn kill(&self);
+    /// Memory in bytes and CPU time in milliseconds so far, where known.
+    fn usage(&self) -> Option<(u64, u64)>;
+}
+
+/// Takes lines of a build's log.
+pub type LineSink = Arc<dyn Fn(Channel, String) + Send + Sync>;
+
+/// Builds and runs agents on this node.
+pub trait Runtime: Send + Sync + 'static {
+    /// Makes an image. Dropping the future calls the build off.
+    fn build(
+        &self,
+        request: BuildRequest,
+        log: LineSink,
+    ) -> BoxFuture<'_, Result<domain::deployment::Image, domain::deployment::Failure>>;
+    /// Starts an instance.
+    fn start(
+        &self,
+        request: StartRequest,
+    ) -> BoxFuture<'_, Result<Started, domain::deployment::Failure>>;
+    /// Removes images of a gone agent that none of `kept` names.
+    fn forget_images(&self, agent: domain::AgentId, kept: Vec<String>) -> BoxFuture<'_, ()>;
+}
+
+/// One line of a log.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LogLine {
+    /// Its place in the agent's log: grows with every line.
+    pub sequence: u64,
+    /// When it was written.
+    pub at: Timestamp,
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: String,
+    /// The text, or the message of a JSON line.
+    pub message: String,
+    /// Where it comes from.
+    pub channel: Channel,
+    /// The instance, if one wrote it.
+    pub instance_id: Option<domain::InstanceId>,
+    /// The version.
+    pub version: Option<u64>,
+    /// The deployment whose build wrote it.
+    pub deployment_id: Option<domain::DeploymentId>,
+    /// The request it speaks of.
+    pub request_id: Option<String>,
+    /// The job it speaks of.
+    pub job_id: Option<String>,
+    /// Further fields of a JSON line, as JSON text.
+    pub fields: String,
+}
+
+/// Which lines are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct LogQuery {
+    /// Only after this time.
+    pub since: Option<Timestamp>,
+    /// Only before this time.
+    pub until: Option<Timestamp>,
+    /// Only after this line.
+    pub after: Option<u64>,
+    /// Only these levels; empty is all.
+    pub levels: Vec<String>,
+    /// Only from these channels; empty is all.
+    pub channels: Vec<Channel>,
+    /// Only of this instance.
+    pub instance_id: Option<domain::InstanceId>,
+    /// Only of this deployment's build.
+    pub deployment_id: Option<domain::DeploymentId>,
+    /// Only with this text in the message.
+    pub text: Option<String>,
+    /// Only of this request.
+    pub request_id: Option<String>,
+    /// Only of this job.
+    pub job_id: Option<String>,
+    /// At most so many.
+    pub limit: usize,
+    /// The first that fit instead of the last.
+    pub from_start: bool,
+}
+
+impl LogQuery {
+    /// Whether a line is wanted.
+    pub fn takes(&self, line: &LogLine) -> bool {
+        let fits =
+            |wanted: &Option<String>, has: &Option<String>| wanted.is_none() || wanted == has;
+        self.since.is_none_or(|since| line.at > since)
+            && self.until.is_none_or(|until| line.at < until)
+            && self.after.is_none_or(|after| line.sequence > after)
+            && (self.levels.is_empty() || self.levels.contains(&line.level))
+            && (self.channels.is_empty() || self.channels.contains(&line.channel))
+            && self.instance_id.is_none_or(|id| line.instance_id == Some(id))
+            && self.deployment_id.is_none_or(|id| line.deployment_id == Some(id))
+            && self.text.as_ref().is_none_or(|text| line.message.contains(text))
+            && fits(&self.request_id, &line.request_id)
+            && fits(&self.job_id, &line.job_id)
+    }
+}
+
+/// Keeps what agents write.
+pub trait Logs: Send + Sync + 'static {
+    /// Appends a line and gives it its place.
+    fn append(&self, agent: domain::AgentId, line: LogLine);
+    /// The lines that fit, oldest first, and whether more would fit.
+    fn read(&self, agent: domain::AgentId, query: LogQuery) -> BoxFuture<'_, (Vec<LogLine>, bool)>;
+    /// Hears lines as they come. A reader that lags loses the oldest and reads them back.
+    fn follow(&self, agent: domain::AgentId) -> tokio::sync::broadcast::Receiver<LogLine>;
+    /// Removes the log of a gone agent.
+    fn forget(&self, agent: domain::AgentId);
+}
+
+/// Keeps closed buckets of metrics; a node may lose them.
+pub trait Series: Send + Sync + 'static {
+    /// Keeps a bucket that began at `at`.
+    fn put(&self, agent: domain::AgentId, at: Timestamp, bucket: Vec<u8>);
+    /// The buckets that began in `from..to`, oldest first.
+    fn range(
+        &self,
+        agent: domain::AgentId,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Vec<(Timestamp, Vec<u8>)>;
+    /// Removes the buckets of a gone agent.
+    fn forget(&self, agent: domain::AgentId);
+}

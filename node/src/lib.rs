@@ -1,1 +1,16 @@
-//! Placeholder.
+//! Where it is put together: the real adapters, the settings, and the commands of the binary `roost`.
+
+pub mod adapters;
+pub mod assembly;
+pub mod bootstrap;
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod dev;
+pub mod exec;
+pub mod keys;
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

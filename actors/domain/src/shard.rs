@@ -123,6 +123,11 @@ impl Shard {
         }
     }
 
+    /// Whether a finished job is old enough to be forgotten.
+    pub fn has_expired_jobs(&self, at: Timestamp) -> bool {
+        !self.jobs_due(at).is_empty()
+    }
+
     fn jobs_due(&self, at: Timestamp) -> BTreeSet<(u128, JobId)> {
         let mut due = BTreeSet::new();
         self.expiry.walk(None, Order::Ascending, |key, _| {

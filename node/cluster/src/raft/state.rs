@@ -250,6 +250,8 @@ impl StateSnapshot {
     }
 }
 
+type Guards<'r> = (redb::AccessGuard<'r, &'static [u8]>, redb::AccessGuard<'r, &'static [u8]>);
+
 /// Written rows of one group, for tables that read history back.
 pub struct WrittenRows {
     /// Which group.
@@ -290,15 +292,17 @@ impl Backing for WrittenRows {
         self.read(|read| {
             let rows = read.open_table(ROWS)?;
             let range = rows.range::<&[u8]>(bounds)?;
-            let owned =
-                |row: Result<(redb::AccessGuard<'_, &[u8]>, redb::AccessGuard<'_, &[u8]>), _>| {
-                    row.map(|(key, value)| (key.value()[3..].to_vec(), value.value().to_vec()))
-                };
+            let mut found = vec![];
+            let mut keep = |row: Result<Guards<'_>, redb::StorageError>| {
+                let (key, value) = row?;
+                found.push((key.value()[3..].to_vec(), value.value().to_vec()));
+                Ok::<_, redb::StorageError>(())
+            };
             match order {
-                Order::Ascending => range.take(limit).map(owned).collect::<Result<_, _>>(),
-                Order::Descending => range.rev().take(limit).map(owned).collect(),
+                Order::Ascending => range.take(limit).try_for_each(&mut keep)?,
+                Order::Descending => range.rev().take(limit).try_for_each(&mut keep)?,
             }
-            .map_err(|error: redb::StorageError| error.into())
+            Ok(found)
         })
     }
 }

@@ -1,0 +1,298 @@
+//! Jobs: accept, look, wait, list, cancel, repeat, remove.
+
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
+
+use domain::{
+    AgentId, JobId, Rejection, RequestId, Timestamp,
+    account::Tenant,
+    agent::{Agent, Status},
+    idempotency::{Keyed, Seen},
+    job::{Job, JobStatus, Retry, Usage},
+    shard::{Command, Reply},
+    table::Order,
+};
+use tokio::time::Instant;
+
+use super::{Answered, Service, ServiceError};
+use crate::{invocation, job::attempt, root::Thing};
+
+/// A job to be.
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// JSON text.
+    pub input: String,
+    /// Headers for the agent.
+    pub headers: BTreeMap<String, String>,
+    /// The client's own notes.
+    pub metadata: BTreeMap<String, String>,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+    /// When to try again.
+    pub retry: Retry,
+    /// The request that makes it.
+    pub request_id: RequestId,
+    /// The job it repeats.
+    pub retried_from: Option<JobId>,
+}
+
+/// Which jobs are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct JobFilter {
+    /// Of these agents; empty is all.
+    pub agents: Vec<AgentId>,
+    /// In these states; empty is all.
+    pub statuses: Vec<JobStatus>,
+    /// Only after this time.
+    pub created_after: Option<Timestamp>,
+    /// Only before this time.
+    pub created_before: Option<Timestamp>,
+    /// With these notes.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl JobFilter {
+    fn takes(&self, job: &Job) -> bool {
+        (self.agents.is_empty() || self.agents.contains(&job.agent_id))
+            && (self.statuses.is_empty() || self.statuses.contains(&job.status))
+            && self.created_after.is_none_or(|after| job.created_at > after)
+            && self.created_before.is_none_or(|before| job.created_at < before)
+            && self.metadata.iter().all(|(key, value)| job.metadata.get(key) == Some(value))
+    }
+}
+
+impl Service {
+    fn home(&self, id: JobId) -> u16 {
+        self.world.ports.ledger.home(id.to_string().as_bytes())
+    }
+
+    /// An id whose home is where its key lives, or where this node leads.
+    fn mint_job(&self, key: Option<&Keyed>) -> JobId {
+        let ledger = &self.world.ports.ledger;
+        let wanted = key.map(|key| ledger.home(&key.hash));
+        let leading = ledger.leading();
+        let leading = leading.borrow();
+        loop {
+            let id = self.world.mint(JobId::new);
+            let home = self.home(id);
+            let fits = match wanted {
+                Some(wanted) => home == wanted,
+                None => leading.is_empty() || leading.contains_key(&home),
+            };
+            if fits {
+                return id;
+            }
+        }
+    }
+
+    /// Accepts a job: durable on return. Where an instance is free, its first attempt begins with it.
+    pub async fn accept_job(
+        &self,
+        tenant: Tenant,
+        new: NewJob,
+        key: Option<Keyed>,
+    ) -> Result<Answered<Job>, ServiceError> {
+        let id = self.mint_job(key.as_ref());
+        let shard = self.home(id);
+        let agent = match self.accepting(tenant, new.agent_id) {
+            Ok(agent) => Some(agent),
+            Err(_) if self.was_seen(shard, key.as_ref()).await? => None,
+            Err(reason) => return Err(reason),
+        };
+        let serving = agent.is_some_and(|agent| agent.is_serving());
+        let slot = if serving { self.world.routes.try_take(new.agent_id) } else { None };
+        let first = slot.as_ref().map(|slot| attempt(&self.world, Some(slot)));
+        if let Some(slot) = slot {
+            self.handover().insert(id, slot);
+        }
+        let job = Box::new(self.job_of(id, tenant, new));
+        let command = Command::AcceptJob { job, first };
+        let answer = self.world.ask_shard(shard, command, key, None).await;
+        let job = match answer.map(|answer| (answer.result, answer.replayed)) {
+            Ok((Ok(Reply::Job(job)), replayed)) => Ok(Answered { value: *job, replayed }),
+            Ok((Ok(Reply::Done | Reply::Call(_)), _)) => Err(Rejection::JobNotFound(id).into()),
+            Ok((Err(reason), _)) => Err(reason.into()),
+            Err(error) => Err(error.into()),
+        };
+        if !job.as_ref().is_ok_and(|job| job.value.id == id) {
+            self.handover().remove(&id);
+        }
+        job
+    }
+
+    fn handover(
+        &self,
+    ) -> std::sync::MutexGuard<'_, std::collections::HashMap<JobId, crate::route::Slot>> {
+        self.world.watch.handover.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Jobs are taken for agents that run or are coming up.
+    fn accepting(&self, tenant: Tenant, id: AgentId) -> Result<Arc<Agent>, ServiceError> {
+        let agent = self.world.directory().read().agent(tenant, id)?;
+        match agent.status {
+            Status::Running if !agent.is_serving() => Err(Rejection::AgentNotRunning.into()),
+            Status::Stopped | Status::Failed => Err(invocation::refusal(&agent).into()),
+            Status::Created | Status::Building | Status::Deploying | Status::Running => Ok(agent),
+        }
+    }
+
+    async fn was_seen(&self, shard: u16, key: Option<&Keyed>) -> Result<bool, ServiceError> {
+        let Some(key) = key else { return Ok(false) };
+        self.world.ports.ledger.refresh_shard(shard).await?;
+        let state = self.world.ports.ledger.shard(shard).read();
+        Ok(!matches!(state.keys.seen::<Reply>(key, self.world.now()), Seen::Never))
+    }
+
+    fn job_of(&self, id: JobId, tenant: Tenant, new: NewJob) -> Job {
+        Job {
+            id,
+            tenant,
+            agent_id: new.agent_id,
+            agent_version: None,
+            status: JobStatus::Pending,
+            input: new.input,
+            headers: new.headers,
+            metadata: new.metadata,
+            timeout_ms: u64::try_from(new.timeout.as_millis()).unwrap_or(u64::MAX),
+            retry: new.retry,
+            attempt: 0,
+            epoch: 0,
+            boot: None,
+            instance_id: None,
+            node_id: None,
+            created_at: self.world.now(),
+            started_at: None,
+            completed_at: None,
+            next_attempt_at: None,
+            cancel_requested_at: None,
+            cancel_by_force: false,
+            output: None,
+            error: None,
+            usage: Usage::default(),
+            request_id: new.request_id,
+            retried_from: new.retried_from,
+        }
+    }
+
+    /// A job as it is now; with `wait`, once it has ended or the time is up.
+    pub async fn job(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        wait: Option<Duration>,
+    ) -> Result<Arc<Job>, ServiceError> {
+        let shard = self.home(id);
+        let until = Instant::now() + wait.unwrap_or_default();
+        loop {
+            let change = self.world.watch.subscribe(Thing::Job(id));
+            let changed = change.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            self.world.ports.ledger.refresh_shard(shard).await?;
+            let job = self.world.ports.ledger.shard(shard).read().job(tenant, id)?;
+            if job.status.is_final() || wait.is_none() {
+                return Ok(job);
+            }
+            if tokio::time::timeout_at(until, changed).await.is_err() {
+                return Ok(job);
+            }
+        }
+    }
+
+    /// Jobs beyond `from`, in order of their making; one more than `limit` tells that there are more.
+    pub async fn jobs(
+        &self,
+        tenant: Tenant,
+        filter: JobFilter,
+        from: Option<JobId>,
+        order: Order,
+        limit: usize,
+    ) -> Result<Vec<Arc<Job>>, ServiceError> {
+        let ledger = Arc::clone(&self.world.ports.ledger);
+        for shard in 0..ledger.shards() {
+            ledger.refresh_shard(shard).await?;
+        }
+        // History is read from disk, so this leaves the runtime's threads alone.
+        let found = tokio::task::spawn_blocking(move || {
+            let mut found = vec![];
+            for shard in 0..ledger.shards() {
+                let state = ledger.shard(shard).read();
+                for table in [&state.jobs, &state.finished] {
+                    let mut room = limit;
+                    table.walk(from.as_ref(), order, |_, job| {
+                        if job.tenant == tenant && filter.takes(&job) {
+                            found.push(job);
+                            room -= 1;
+                        }
+                        if room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    });
+                }
+            }
+            found
+        });
+        let mut found = found
+            .await
+            .map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))?;
+        found.sort_by_key(|job| job.id);
+        if order == Order::Descending {
+            found.reverse();
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// Asks for a job's end.
+    pub async fn cancel_job(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        by_force: bool,
+        key: Option<Keyed>,
+    ) -> Result<Answered<Job>, ServiceError> {
+        let command = Command::CancelJob { tenant, id, by_force };
+        let answer = self.world.ask_shard(self.home(id), command, key, None).await?;
+        match answer.result? {
+            Reply::Job(job) => Ok(Answered { value: *job, replayed: answer.replayed }),
+            Reply::Done | Reply::Call(_) => Err(Rejection::JobNotFound(id).into()),
+        }
+    }
+
+    /// A new job like an ended one.
+    pub async fn retry_job(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        request_id: RequestId,
+        key: Option<Keyed>,
+    ) -> Result<Answered<Job>, ServiceError> {
+        let old = self.job(tenant, id, None).await?;
+        if !old.status.is_final() {
+            return Err(Rejection::JobNotFinished.into());
+        }
+        let new = NewJob {
+            agent_id: old.agent_id,
+            input: old.input.clone(),
+            headers: old.headers.clone(),
+            metadata: old.metadata.clone(),
+            timeout: Duration::from_millis(old.timeout_ms),
+            retry: old.retry.clone(),
+            request_id,
+            retried_from: Some(id),
+        };
+        self.accept_job(tenant, new, key).await
+    }
+
+    /// Removes an ended job.
+    pub async fn delete_job(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        key: Option<Keyed>,
+    ) -> Result<bool, ServiceError> {
+        let command = Command::DeleteJob { tenant, id };
+        let answer = self.world.ask_shard(self.home(id), command, key, None).await?;
+        answer.result?;
+        Ok(answer.replayed)
+    }
+}

@@ -1,0 +1,90 @@
+//! What may be asked of the service, whoever asks: the one door between the interface and the
+//! actors. A call is checked against the caller's tenant, carried out where its subject lives, and
+//! answered with plain records.
+
+mod agents;
+pub(crate) mod invoke;
+mod jobs;
+mod observe;
+pub mod uploads;
+
+use std::sync::Arc;
+
+use domain::{
+    Rejection,
+    directory::{self, Directory},
+    idempotency::Keyed,
+};
+
+pub use invoke::{Finished, Invoked};
+pub use jobs::{JobFilter, NewJob};
+pub use observe::MetricsRange;
+
+use crate::{
+    invocation::CallError,
+    ports::{BlobError, ProposeError, Replica},
+    world::World,
+};
+
+/// The door.
+#[derive(Clone)]
+pub struct Service {
+    /// Everything there is.
+    pub world: Arc<World>,
+}
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The rules say no.
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    /// The log did not agree, or not in time.
+    #[error(transparent)]
+    Ledger(ProposeError),
+    /// The agent did not answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// An earlier, equal call failed after it had reached the agent.
+    #[error("{}", .0.message)]
+    Kept(domain::job::JobError),
+    /// The bytes could not be kept.
+    #[error(transparent)]
+    Blob(#[from] BlobError),
+}
+
+impl From<ProposeError> for ServiceError {
+    fn from(error: ProposeError) -> Self {
+        match error {
+            ProposeError::Rejected(reason) => Self::Rejected(reason),
+            other @ (ProposeError::Unavailable | ProposeError::Unknown) => Self::Ledger(other),
+        }
+    }
+}
+
+/// An answer, and whether an earlier, equal call had got it.
+#[derive(Clone, Debug)]
+pub struct Answered<T> {
+    /// The answer.
+    pub value: T,
+    /// Whether it is the stored one.
+    pub replayed: bool,
+}
+
+impl Service {
+    /// The directory with every change acknowledged so far.
+    pub async fn directory(&self) -> Result<&Replica<Directory>, ServiceError> {
+        self.world.ports.ledger.refresh_directory().await?;
+        Ok(self.world.directory())
+    }
+
+    /// A change of the directory.
+    pub async fn change(
+        &self,
+        command: directory::Command,
+        key: Option<Keyed>,
+    ) -> Result<Answered<directory::Reply>, ServiceError> {
+        let answer = self.world.ask(command, key).await?;
+        Ok(Answered { value: answer.result?, replayed: answer.replayed })
+    }
+}

@@ -1,0 +1,456 @@
+//! One actor per running copy of an agent, on the node that runs it, whoever leads the agent's shard.
+//!
+//! It starts the process, probes it, opens the way to it, drains it and ends it. What it knows
+//! stands in its [`Handle`], which the agent's actor reads; a wake-up carries no news.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use domain::{AgentId, InstanceId, Timestamp, agent::plan::Seen, deployment::Failure};
+use http::{Method, Request};
+use http_body_util::Full;
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::{net::TcpStream, sync::mpsc, task::AbortHandle, time::Instant};
+
+use crate::{
+    log_line::{self, Writer},
+    ports::{Channel, Exit, Process, StartRequest, Started},
+    root::detach,
+    route::{Endpoint, NewEndpoint},
+    world::World,
+};
+
+/// Lines kept for the words of a crash.
+const LAST_LINES: usize = 10;
+/// Between connection attempts in the first second of a start.
+const PROBE_FAST: Duration = Duration::from_millis(5);
+/// Between connection attempts later.
+const PROBE_SLOW: Duration = Duration::from_millis(250);
+
+/// What wakes an instance.
+pub enum InstanceMessage {
+    /// The runtime has started it, or not.
+    Started(Result<Started, Failure>),
+    /// It answered for the first time.
+    Ready,
+    /// A health check of the ready instance ended.
+    Checked(bool),
+    /// The process has ended.
+    Exited(Exit),
+    /// No new calls; end it when its calls are over, or after this time.
+    Drain(Duration),
+    /// End it at once.
+    Kill,
+}
+
+/// How an instance ended.
+#[derive(Clone, Debug, Default)]
+pub struct Ended {
+    /// Whether it had been ready long enough not to count as a crash.
+    pub stayed_up: bool,
+    /// Whether somebody asked for it.
+    pub asked: bool,
+    /// The last lines it wrote, or why it did not start.
+    pub words: String,
+}
+
+/// What the rest of the node knows of an instance.
+pub struct Handle {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// Its actor.
+    pub actor: ActorRef<InstanceMessage>,
+    state: Mutex<Known>,
+}
+
+struct Known {
+    seen: Seen,
+    isolation: Vec<String>,
+    ended: Ended,
+}
+
+impl Handle {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it is.
+    pub fn seen(&self) -> Seen {
+        self.known().seen.clone()
+    }
+
+    /// The layers of isolation that hold for it.
+    pub fn isolation(&self) -> Vec<String> {
+        self.known().isolation.clone()
+    }
+
+    /// How it ended.
+    pub fn ended(&self) -> Ended {
+        self.known().ended.clone()
+    }
+}
+
+/// All instances of this node.
+#[derive(Default)]
+pub struct Instances(Mutex<HashMap<InstanceId, Arc<Handle>>>);
+
+impl Instances {
+    fn all(&self) -> MutexGuard<'_, HashMap<InstanceId, Arc<Handle>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of them.
+    pub fn get(&self, id: InstanceId) -> Option<Arc<Handle>> {
+        self.all().get(&id).cloned()
+    }
+
+    /// Forgets one that has ended.
+    pub fn remove(&self, id: InstanceId) -> Option<Arc<Handle>> {
+        self.all().remove(&id)
+    }
+
+    /// Every one of them.
+    pub fn handles(&self) -> Vec<Arc<Handle>> {
+        self.all().values().cloned().collect()
+    }
+}
+
+/// Starts an instance under `supervisor`.
+pub async fn start(
+    world: &Arc<World>,
+    request: StartRequest,
+    supervisor: ActorCell,
+) -> Result<(), ActorProcessingErr> {
+    let (agent_id, id) = (request.agent_id, request.instance_id);
+    let arguments = (Arc::clone(world), request);
+    let (actor, _) = Actor::spawn_linked(None, InstanceActor, arguments, supervisor).await?;
+    let state = Known { seen: Seen::Starting, isolation: vec![], ended: Ended::default() };
+    let handle = Arc::new(Handle { agent_id, actor, state: Mutex::new(state) });
+    world.watch.instances.all().insert(id, handle);
+    Ok(())
+}
+
+/// The actor of one instance.
+pub struct InstanceActor;
+
+/// What it holds while it lives.
+pub struct Running {
+    world: Arc<World>,
+    request: StartRequest,
+    address: Option<SocketAddr>,
+    process: Option<Arc<dyn Process>>,
+    endpoint: Option<Arc<Endpoint>>,
+    ready_at: Option<Timestamp>,
+    failures: u32,
+    asked: bool,
+    words: Arc<Mutex<VecDeque<String>>>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for Running {
+    /// However the actor ends, nothing of its process stays.
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        self.world.routes.remove(self.request.agent_id, self.request.instance_id);
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+}
+
+impl Actor for InstanceActor {
+    type Msg = InstanceMessage;
+    type State = Running;
+    type Arguments = (Arc<World>, StartRequest);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<InstanceMessage>,
+        (world, request): Self::Arguments,
+    ) -> Result<Running, ActorProcessingErr> {
+        let (starting, asked) = (Arc::clone(&world), request.clone());
+        let task = detach(async move {
+            let started = starting.ports.runtime.start(asked).await;
+            let _ = myself.cast(InstanceMessage::Started(started));
+        });
+        Ok(Running {
+            world,
+            request,
+            address: None,
+            process: None,
+            endpoint: None,
+            ready_at: None,
+            failures: 0,
+            asked: false,
+            words: Arc::default(),
+            tasks: vec![task],
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<InstanceMessage>,
+        message: InstanceMessage,
+        running: &mut Running,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            InstanceMessage::Started(Ok(started)) => running.started(&myself, started),
+            InstanceMessage::Started(Err(failure)) => {
+                running.log("error", format!("{}: {}", failure.code, failure.message));
+                running.ended(failure.message);
+                myself.stop(None);
+            }
+            InstanceMessage::Ready => running.ready(&myself),
+            InstanceMessage::Checked(well) => running.checked(well),
+            InstanceMessage::Drain(timeout) => running.drain(timeout),
+            InstanceMessage::Kill => running.kill(),
+            InstanceMessage::Exited(exit) => {
+                running.exited(exit);
+                myself.stop(None);
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<InstanceMessage>,
+        _: SupervisionEvent,
+        _: &mut Running,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+impl Running {
+    fn tell(&self, change: impl FnOnce(&mut Known)) {
+        if let Some(handle) = self.world.watch.instances.get(self.request.instance_id) {
+            change(&mut handle.known());
+        }
+        self.world.watch.touch_agent(self.request.agent_id);
+    }
+
+    fn log(&self, level: &str, message: String) {
+        let mut line = log_line::plain(self.world.now(), Channel::System, level, message);
+        line.instance_id = Some(self.request.instance_id);
+        line.version = Some(self.request.version);
+        self.world.ports.logs.append(self.request.agent_id, line);
+    }
+
+    fn started(&mut self, myself: &ActorRef<InstanceMessage>, started: Started) {
+        let Started { address, isolation, output, exit, process } = started;
+        self.tell(|known| known.isolation = isolation);
+        self.address = Some(address);
+        self.process = Some(process);
+        let reader = self.read_output(output);
+        self.tasks.push(reader);
+        let me = myself.clone();
+        // Not among the tasks that end with the actor: the exit is what ends it.
+        detach(async move {
+            let exit = exit.await;
+            let _ = me.cast(InstanceMessage::Exited(exit));
+        });
+        if self.asked {
+            self.end();
+            return;
+        }
+        let probe = Probe {
+            world: Arc::clone(&self.world),
+            actor: myself.clone(),
+            address,
+            path: self.request.image.health_path.clone(),
+        };
+        self.tasks.push(detach(probe.run()));
+    }
+
+    fn read_output(&self, mut output: mpsc::Receiver<(Channel, String)>) -> AbortHandle {
+        let world = Arc::clone(&self.world);
+        let words = Arc::clone(&self.words);
+        let agent_id = self.request.agent_id;
+        let writer =
+            Writer { instance_id: self.request.instance_id, version: self.request.version };
+        detach(async move {
+            while let Some((channel, text)) = output.recv().await {
+                for part in log_line::split(&text) {
+                    let line = log_line::read(part, channel, writer, world.now());
+                    world.ports.logs.append(agent_id, line);
+                }
+                let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+                words.push_back(text);
+                if words.len() > LAST_LINES {
+                    words.pop_front();
+                }
+            }
+        })
+    }
+
+    fn ready(&mut self, myself: &ActorRef<InstanceMessage>) {
+        let (Some(address), None, false) = (self.address, &self.endpoint, self.asked) else {
+            return;
+        };
+        let now = self.world.now();
+        let image = &self.request.image;
+        let new = NewEndpoint {
+            agent_id: self.request.agent_id,
+            id: self.request.instance_id,
+            version: self.request.version,
+            address,
+            invoke_path: image.invoke_path.clone(),
+            concurrency: image.concurrency,
+            actor: myself.clone(),
+        };
+        let endpoint = Endpoint::new(new, now);
+        self.world.routes.add(Arc::clone(&endpoint));
+        self.endpoint = Some(endpoint);
+        self.ready_at = Some(now);
+        self.tell(|known| known.seen = Seen::Ready(now));
+    }
+
+    /// A busy instance may be slow to answer; only an idle one that fails is sick.
+    fn checked(&mut self, well: bool) {
+        let Some(endpoint) = &self.endpoint else { return };
+        endpoint.last_check.store(self.world.now().millis(), Relaxed);
+        self.failures = if well { 0 } else { self.failures + 1 };
+        let failing = self.failures >= self.world.settings.health_failures;
+        endpoint.healthy.store(!failing, Relaxed);
+        if failing && endpoint.in_flight() == 0 && !self.asked {
+            self.log("error", "health checks fail; the instance is replaced".to_owned());
+            self.tell(|known| known.seen = Seen::Sick);
+        }
+    }
+
+    fn drain(&mut self, timeout: Duration) {
+        if self.asked {
+            return;
+        }
+        self.asked = true;
+        self.world.routes.remove(self.request.agent_id, self.request.instance_id);
+        self.tell(|known| known.seen = Seen::Draining);
+        match (&self.endpoint, &self.process) {
+            (Some(endpoint), Some(process)) => {
+                let (endpoint, process) = (Arc::clone(endpoint), Arc::clone(process));
+                let kill_after = self.world.settings.kill_after;
+                self.tasks.push(detach(async move {
+                    let _ = tokio::time::timeout(timeout, endpoint.drained()).await;
+                    terminate(process, kill_after).await;
+                }));
+            }
+            _ => self.end(),
+        }
+    }
+
+    /// Ends a process that takes no calls; one that is still being started ends when it is known.
+    fn end(&mut self) {
+        if let Some(process) = &self.process {
+            let (process, kill_after) = (Arc::clone(process), self.world.settings.kill_after);
+            self.tasks.push(detach(terminate(process, kill_after)));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.asked = true;
+        self.world.routes.remove(self.request.agent_id, self.request.instance_id);
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+
+    fn exited(&mut self, exit: Exit) {
+        let words = {
+            let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+            words.iter().cloned().collect::<Vec<_>>().join("\n")
+        };
+        let how = match exit {
+            Exit { out_of_memory: true, .. } => "out of memory".to_owned(),
+            Exit { code: Some(code), .. } => format!("exit code {code}"),
+            Exit { signal: Some(signal), .. } => format!("signal {signal}"),
+            Exit { .. } => "unknown".to_owned(),
+        };
+        let level = if self.asked { "info" } else { "error" };
+        self.log(level, format!("the instance ended: {how}"));
+        self.process = None;
+        self.ended(if words.is_empty() { how } else { format!("{how}\n{words}") });
+    }
+
+    fn ended(&mut self, words: String) {
+        self.world.routes.remove(self.request.agent_id, self.request.instance_id);
+        let enough = self.world.settings.timing.min_healthy;
+        let now = self.world.now();
+        let stayed_up = self.ready_at.is_some_and(|ready| now.since(ready) >= enough);
+        let asked = self.asked;
+        self.tell(|known| {
+            known.seen = Seen::Exited;
+            known.ended = Ended { stayed_up, asked, words };
+        });
+    }
+}
+
+async fn terminate(process: Arc<dyn Process>, kill_after: Duration) {
+    process.terminate();
+    tokio::time::sleep(kill_after).await;
+    process.kill();
+}
+
+/// Asks an instance whether it is well, for as long as its actor lives.
+struct Probe {
+    world: Arc<World>,
+    actor: ActorRef<InstanceMessage>,
+    address: SocketAddr,
+    path: String,
+}
+
+impl Probe {
+    async fn run(self) {
+        self.until_ready().await;
+        if self.actor.cast(InstanceMessage::Ready).is_err() {
+            return;
+        }
+        loop {
+            tokio::time::sleep(self.world.settings.health_interval).await;
+            let well = self.check().await;
+            if self.actor.cast(InstanceMessage::Checked(well)).is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn until_ready(&self) {
+        let began = Instant::now();
+        loop {
+            if TcpStream::connect(self.address).await.is_ok() && self.check().await {
+                return;
+            }
+            let fast = began.elapsed() < Duration::from_secs(1);
+            tokio::time::sleep(if fast { PROBE_FAST } else { PROBE_SLOW }).await;
+        }
+    }
+
+    /// A path that does not exist is no sickness: the open port counts then.
+    async fn check(&self) -> bool {
+        let request = Request::builder()
+            .method(Method::GET)
+            .uri(format!("http://{}{}", self.address, self.path))
+            .body(Full::new(Bytes::new()))
+            .expect("the path was checked when the image was built");
+        let answer = self.world.client.send(request);
+        match tokio::time::timeout(self.world.settings.health_timeout, answer).await {
+            Ok(Ok(response)) => response.status().is_success() || response.status() == 404,
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+}
+
+impl Handle {
+    /// Said by whoever asked for the drain, so that nobody asks twice.
+    pub(crate) fn mark_draining(&self) {
+        let mut known = self.known();
+        if known.seen != Seen::Exited {
+            known.seen = Seen::Draining;
+        }
+    }
+}

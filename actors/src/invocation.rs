@@ -1,0 +1,422 @@
+//! One call of an agent: from a slot to an answer or a stream.
+//!
+//! Dropping the future or the stream closes the connection to the agent, which is how a client that
+//! went away cancels its call.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use domain::{AgentId, InstanceId, JobId, RequestId, agent::Agent, job::Usage};
+use futures::StreamExt as _;
+use http::{Method, Request, Response, header};
+use http_body_util::{BodyExt as _, BodyStream, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use serde_json::{Value, value::RawValue};
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{
+    meter::Sample,
+    route::{NoSlot, Patience, Slot},
+    wire::{self, Answer, Context, EventReader, StreamEvent},
+    world::World,
+};
+
+/// Largest output of a synchronous call (`decisions` §6).
+pub const OUTPUT_BYTES_MAX: usize = 6 * 1024 * 1024;
+/// How much of an agent's error body is shown.
+pub const ERROR_BODY_BYTES_MAX: usize = 4 * 1024;
+/// Events that wait for a slow reader before the agent is held back.
+const STREAM_EVENTS_WAITING: usize = 64;
+
+/// Calls agents over pooled connections.
+#[derive(Clone)]
+pub struct AgentClient(Client<HttpConnector, Full<Bytes>>);
+
+impl Default for AgentClient {
+    fn default() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(Duration::from_secs(5)));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(30))
+            .build(connector);
+        Self(client)
+    }
+}
+
+impl AgentClient {
+    /// Sends a request.
+    pub async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, CallError> {
+        self.0.request(request).await.map_err(|error| CallError::Broken(error.to_string()))
+    }
+}
+
+/// What is to be called.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// Live or test.
+    pub livemode: bool,
+    /// JSON.
+    pub input: Box<RawValue>,
+    /// Headers for the agent.
+    pub headers: BTreeMap<String, String>,
+    /// The client's own notes.
+    pub metadata: BTreeMap<String, String>,
+    /// How long it may take.
+    pub timeout: Duration,
+    /// The request it is part of.
+    pub request_id: RequestId,
+    /// The job it is an attempt of.
+    pub job_id: Option<JobId>,
+    /// 1, 2, …
+    pub attempt: u32,
+    /// Fences late results.
+    pub epoch: u64,
+}
+
+/// Why a call has no output.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CallError {
+    /// There was no instance for it.
+    #[error(transparent)]
+    NoSlot(#[from] NoSlot),
+    /// It took too long.
+    #[error("the agent did not answer within {} s; raise options.timeout or make the call async", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The agent answered with an error status.
+    #[error("the agent answered with status {status}")]
+    Agent {
+        /// Its status.
+        status: u16,
+        /// The beginning of its body.
+        body: String,
+    },
+    /// The agent's own stream reported an error.
+    #[error("{message}")]
+    Reported {
+        /// Its code.
+        code: String,
+        /// Its words.
+        message: String,
+    },
+    /// The connection ended before the answer did.
+    #[error("the connection to the agent ended before its answer was complete")]
+    Broken(String),
+    /// The answer can't be read.
+    #[error("the agent's answer is neither JSON nor an event stream")]
+    BadResponse(String),
+    /// The answer is too long.
+    #[error(
+        "the agent's answer is longer than {OUTPUT_BYTES_MAX} bytes; return a reference instead"
+    )]
+    TooLarge,
+}
+
+/// The end of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// The result.
+    pub output: Value,
+    /// What it used.
+    pub usage: Usage,
+    /// The instance that answered.
+    pub instance_id: InstanceId,
+    /// Its version.
+    pub version: u64,
+}
+
+impl World {
+    /// A slot for a call that may last until `deadline`.
+    pub async fn slot(&self, agent: AgentId, deadline: Instant) -> Result<Slot, NoSlot> {
+        let patience = Patience {
+            deadline,
+            ready_wait: self.settings.ready_wait,
+            queue: self.settings.queue,
+            in_flight: self.settings.in_flight,
+        };
+        self.routes.take(agent, patience).await
+    }
+
+    /// Calls the agent and waits for its whole answer.
+    pub async fn invoke(&self, call: &Invocation) -> Result<Output, CallError> {
+        let deadline = Instant::now() + call.timeout;
+        let began = Instant::now();
+        let slot = match self.slot(call.agent_id, deadline).await {
+            Ok(slot) => slot,
+            Err(reason) => {
+                self.meter.record(call.agent_id, Sample::refused(began.elapsed()), self.now());
+                return Err(reason.into());
+            }
+        };
+        self.invoke_in(&slot, call, deadline).await
+    }
+
+    /// Calls one instance and waits for its whole answer.
+    pub async fn invoke_in(
+        &self,
+        slot: &Slot,
+        call: &Invocation,
+        deadline: Instant,
+    ) -> Result<Output, CallError> {
+        let began = Instant::now();
+        let answer = tokio::time::timeout_at(deadline, self.exchange(slot, call)).await;
+        let answer = answer.unwrap_or(Err(CallError::Timeout(call.timeout)));
+        let elapsed = began.elapsed();
+        let tokens = answer.as_ref().map_or(0, |answer| answer.tokens);
+        let sample = Sample::ended(elapsed, answer.is_ok(), tokens);
+        self.meter.record(call.agent_id, sample, self.now());
+        Ok(Output {
+            output: answer?.output,
+            usage: wire::usage(tokens, elapsed),
+            instance_id: slot.endpoint.id,
+            version: slot.endpoint.version,
+        })
+    }
+
+    async fn exchange(&self, slot: &Slot, call: &Invocation) -> Result<Answer, CallError> {
+        let response = self.client.send(self.request(slot, call, "application/json")).await?;
+        let response = checked(response).await?;
+        if is_event_stream(&response) {
+            return join(response.into_body()).await;
+        }
+        let is_text = content_type(&response).starts_with("text/plain");
+        let bytes = collect(response.into_body(), OUTPUT_BYTES_MAX).await?;
+        match wire::read_json(&bytes) {
+            Ok(answer) => Ok(answer),
+            Err(_) if is_text => Ok(Answer {
+                output: Value::String(String::from_utf8_lossy(&bytes).into_owned()),
+                tokens: 0,
+            }),
+            Err(error) => Err(CallError::BadResponse(error.to_string())),
+        }
+    }
+
+    fn request(&self, slot: &Slot, call: &Invocation, accept: &str) -> Request<Full<Bytes>> {
+        let context = Context {
+            request_id: call.request_id,
+            job_id: call.job_id,
+            attempt: call.attempt,
+            epoch: call.epoch,
+            deadline: wire::deadline(self.now(), call.timeout),
+            agent_id: call.agent_id,
+            version: slot.endpoint.version,
+            livemode: call.livemode,
+            metadata: call.metadata.clone(),
+        };
+        let body = Bytes::from(wire::request_body(&call.input, &context));
+        let uri = format!("http://{}{}", slot.endpoint.address, slot.endpoint.invoke_path);
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(uri)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, accept)
+            .header("x-request-id", call.request_id.to_string());
+        for (name, value) in &call.headers {
+            request = request.header(name, value);
+        }
+        request.body(Full::new(body)).expect("paths and headers were checked when they came in")
+    }
+
+    /// Calls the agent and hands its events on as they come.
+    pub async fn stream(
+        self: &Arc<Self>,
+        call: Invocation,
+    ) -> Result<mpsc::Receiver<Result<StreamEvent, CallError>>, CallError> {
+        let deadline = Instant::now() + call.timeout;
+        let slot = self.slot(call.agent_id, deadline).await?;
+        let (sender, receiver) = mpsc::channel(STREAM_EVENTS_WAITING);
+        let world = Arc::clone(self);
+        crate::root::detach(async move {
+            let began = Instant::now();
+            let pump = tokio::time::timeout_at(deadline, world.pump(&slot, &call, &sender));
+            // A reader that went away ends the call: the agent's connection closes with this task.
+            let ended = tokio::select! {
+                ended = pump => ended.unwrap_or(Err(CallError::Timeout(call.timeout))),
+                () = sender.closed() => Ok(0),
+            };
+            let tokens = *ended.as_ref().unwrap_or(&0);
+            let sample = Sample::ended(began.elapsed(), ended.is_ok(), tokens);
+            world.meter.record(call.agent_id, sample, world.now());
+            if let Err(error) = ended {
+                let _ = sender.send(Err(error)).await;
+            }
+        });
+        Ok(receiver)
+    }
+
+    async fn pump(
+        &self,
+        slot: &Slot,
+        call: &Invocation,
+        out: &mpsc::Sender<Result<StreamEvent, CallError>>,
+    ) -> Result<u64, CallError> {
+        let response = self.client.send(self.request(slot, call, "text/event-stream")).await?;
+        let response = checked(response).await?;
+        let send = async |event| {
+            // A reader that went away is noticed by `closed`.
+            let _ = out.send(Ok(event)).await;
+        };
+        let mut tokens = 0;
+        if is_event_stream(&response) {
+            let mut events = Events::of(response.into_body());
+            while let Some(event) = events.next().await? {
+                match event {
+                    StreamEvent::Done(used) => {
+                        tokens = used;
+                        break;
+                    }
+                    StreamEvent::Failed { code, message } => {
+                        return Err(CallError::Reported { code, message });
+                    }
+                    StreamEvent::Chunk(text) if text.is_empty() => {}
+                    event @ (StreamEvent::Chunk(_) | StreamEvent::Custom { .. }) => {
+                        send(event).await;
+                    }
+                }
+            }
+        } else if content_type(&response).starts_with("text/") {
+            let mut body = BodyStream::new(response.into_body());
+            while let Some(frame) = body.next().await {
+                let frame = frame.map_err(|error| CallError::Broken(error.to_string()))?;
+                if let Ok(bytes) = frame.into_data() {
+                    send(StreamEvent::Chunk(String::from_utf8_lossy(&bytes).into_owned())).await;
+                }
+            }
+        } else {
+            let bytes = collect(response.into_body(), OUTPUT_BYTES_MAX).await?;
+            let answer = wire::read_json(&bytes)
+                .map_err(|error| CallError::BadResponse(error.to_string()))?;
+            tokens = answer.tokens;
+            send(StreamEvent::Chunk(wire::as_text(&answer.output))).await;
+        }
+        send(StreamEvent::Done(tokens)).await;
+        Ok(tokens)
+    }
+}
+
+fn content_type<B>(response: &Response<B>) -> &str {
+    let value = response.headers().get(header::CONTENT_TYPE);
+    value.and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+fn is_event_stream<B>(response: &Response<B>) -> bool {
+    content_type(response).starts_with("text/event-stream")
+}
+
+async fn checked(response: Response<Incoming>) -> Result<Response<Incoming>, CallError> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let status = response.status().as_u16();
+    let bytes = collect(response.into_body(), OUTPUT_BYTES_MAX).await.unwrap_or_default();
+    let shown = &bytes[..bytes.len().min(ERROR_BODY_BYTES_MAX)];
+    Err(CallError::Agent { status, body: String::from_utf8_lossy(shown).into_owned() })
+}
+
+async fn collect(body: Incoming, most: usize) -> Result<Bytes, CallError> {
+    match Limited::new(body, most).collect().await {
+        Ok(whole) => Ok(whole.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(CallError::TooLarge),
+        Err(error) => Err(CallError::Broken(error.to_string())),
+    }
+}
+
+/// A streaming agent's answer to a synchronous call: its chunks, joined.
+async fn join(body: Incoming) -> Result<Answer, CallError> {
+    let mut events = Events::of(body);
+    let (mut text, mut tokens) = (String::new(), 0);
+    while let Some(event) = events.next().await? {
+        match event {
+            StreamEvent::Chunk(more) => text.push_str(&more),
+            StreamEvent::Custom { .. } => {}
+            StreamEvent::Done(used) => {
+                tokens = used;
+                break;
+            }
+            StreamEvent::Failed { code, message } => {
+                return Err(CallError::Reported { code, message });
+            }
+        }
+        if text.len() > OUTPUT_BYTES_MAX {
+            return Err(CallError::TooLarge);
+        }
+    }
+    Ok(Answer { output: Value::String(text), tokens })
+}
+
+/// The events of an agent's stream.
+struct Events {
+    body: BodyStream<Incoming>,
+    reader: EventReader,
+    ready: std::collections::VecDeque<String>,
+}
+
+impl Events {
+    fn of(body: Incoming) -> Self {
+        Self {
+            body: BodyStream::new(body),
+            reader: EventReader::default(),
+            ready: std::collections::VecDeque::new(),
+        }
+    }
+
+    async fn next(&mut self) -> Result<Option<StreamEvent>, CallError> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Ok(Some(wire::read_event(&data)));
+            }
+            match self.body.next().await {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(CallError::Broken(error.to_string())),
+                Some(Ok(frame)) => {
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    let events = self.reader.push(&bytes);
+                    let events =
+                        events.map_err(|error| CallError::BadResponse(error.to_string()))?;
+                    self.ready.extend(events);
+                }
+            }
+        }
+    }
+}
+
+/// Why an agent takes no calls now.
+pub fn refusal(agent: &Agent) -> domain::Rejection {
+    use domain::agent::Status;
+    match agent.status {
+        Status::Created | Status::Building | Status::Deploying => domain::Rejection::AgentNotReady,
+        Status::Running | Status::Stopped | Status::Failed => domain::Rejection::AgentNotRunning,
+    }
+}
+
+impl CallError {
+    /// A code and details for whoever called.
+    pub fn explained(&self) -> (&'static str, Value) {
+        use serde_json::json;
+        match self {
+            Self::NoSlot(NoSlot::Overloaded) => ("AGENT_OVERLOADED", json!({})),
+            Self::NoSlot(NoSlot::Unavailable) => ("AGENT_UNAVAILABLE", json!({})),
+            Self::NoSlot(NoSlot::Timeout) => ("INVOCATION_TIMEOUT", json!({ "reason": "queue" })),
+            Self::Timeout(after) => {
+                ("INVOCATION_TIMEOUT", json!({ "timeout_seconds": after.as_secs_f64() }))
+            }
+            Self::Agent { status, body } => {
+                ("AGENT_ERROR", json!({ "status": status, "body": body, "attempts": 1 }))
+            }
+            Self::Reported { code, .. } => ("AGENT_ERROR", json!({ "agent_code": code })),
+            Self::Broken(_) => ("AGENT_ERROR", json!({ "reason": "connection_lost" })),
+            Self::BadResponse(cause) => ("AGENT_BAD_RESPONSE", json!({ "cause": cause })),
+            Self::TooLarge => ("AGENT_BAD_RESPONSE", json!({ "max_bytes": OUTPUT_BYTES_MAX })),
+        }
+    }
+}

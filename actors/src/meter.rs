@@ -1,0 +1,372 @@
+//! Counts calls: ten-second buckets for 24 hours, closed ones kept by [`crate::ports::Series`].
+//!
+//! Counters are not decisions: they live in memory and in what a node may lose, never in the log. A
+//! crash forgets the bucket that was open.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use domain::{AgentId, Timestamp, codec};
+use hdrhistogram::{
+    Histogram,
+    serialization::{Deserializer, Serializer as _, V2Serializer},
+};
+use serde::{Deserialize, Serialize};
+
+/// Length of a bucket.
+pub const BUCKET: Duration = Duration::from_secs(10);
+/// How far back `metrics` of an agent looks.
+pub const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Longest latency that is told apart: one hour, in microseconds.
+const LATENCY_MAX: u64 = 3_600_000_000;
+
+/// One call, as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    latency: Duration,
+    failed: bool,
+    tokens: u64,
+    compute: Duration,
+}
+
+impl Sample {
+    /// A call that reached an instance.
+    pub fn ended(latency: Duration, well: bool, tokens: u64) -> Self {
+        Self { latency, failed: !well, tokens, compute: latency }
+    }
+
+    /// A call that never reached one.
+    pub fn refused(latency: Duration) -> Self {
+        Self { latency, failed: true, tokens: 0, compute: Duration::ZERO }
+    }
+}
+
+/// Everything counted in some stretch of time.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    /// Calls.
+    pub requests: u64,
+    /// Calls without an output.
+    pub errors: u64,
+    /// Tokens as agents report them.
+    pub tokens: u64,
+    /// Time in agents.
+    pub compute_ms: u64,
+    /// Microseconds.
+    pub latency: Histogram<u64>,
+}
+
+impl Default for Bucket {
+    fn default() -> Self {
+        let latency = Histogram::new_with_bounds(1, LATENCY_MAX, 2);
+        Self {
+            requests: 0,
+            errors: 0,
+            tokens: 0,
+            compute_ms: 0,
+            latency: latency.expect("constant bounds are in order"),
+        }
+    }
+}
+
+/// A bucket as it is kept.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    requests: u64,
+    errors: u64,
+    tokens: u64,
+    compute_ms: u64,
+    #[serde(with = "serde_bytes_vec")]
+    latency: Vec<u8>,
+}
+
+mod serde_bytes_vec {
+    //! Bytes as bytes, not as a list of numbers.
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        bytes::Bytes::deserialize(from).map(|bytes| bytes.to_vec())
+    }
+}
+
+impl Bucket {
+    fn count(&mut self, sample: Sample) {
+        self.requests += 1;
+        self.errors += u64::from(sample.failed);
+        self.tokens += sample.tokens;
+        self.compute_ms += u64::try_from(sample.compute.as_millis()).unwrap_or(u64::MAX);
+        let micros = u64::try_from(sample.latency.as_micros()).unwrap_or(LATENCY_MAX);
+        self.latency.saturating_record(micros.clamp(1, LATENCY_MAX));
+    }
+
+    /// Adds another stretch of time.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.tokens += other.tokens;
+        self.compute_ms += other.compute_ms;
+        // Equal bounds always add.
+        let _ = self.latency.add(&other.latency);
+    }
+
+    /// Milliseconds below which this share of calls stayed.
+    pub fn latency_ms(&self, quantile: f64) -> f64 {
+        if self.requests == 0 { 0.0 } else { millis(self.latency.value_at_quantile(quantile)) }
+    }
+
+    /// Mean latency in milliseconds.
+    pub fn mean_ms(&self) -> f64 {
+        if self.requests == 0 { 0.0 } else { rounded(self.latency.mean() / 1000.0) }
+    }
+
+    /// The slowest call in milliseconds.
+    pub fn max_ms(&self) -> f64 {
+        millis(self.latency.max())
+    }
+
+    /// Share of calls without an output.
+    pub fn error_percent(&self) -> f64 {
+        if self.requests == 0 {
+            return 0.0;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+        rounded(self.errors as f64 * 100.0 / self.requests as f64)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut latency = vec![];
+        let written = V2Serializer::new().serialize(&self.latency, &mut latency);
+        written.expect("a histogram fits in memory");
+        let Self { requests, errors, tokens, compute_ms, .. } = *self;
+        codec::encode(&Stored { requests, errors, tokens, compute_ms, latency })
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let stored: Stored = codec::decode(bytes).ok()?;
+        let latency = Deserializer::new().deserialize(&mut stored.latency.as_slice()).ok()?;
+        let Stored { requests, errors, tokens, compute_ms, .. } = stored;
+        let mut bucket = Self { requests, errors, tokens, compute_ms, ..Self::default() };
+        let _ = bucket.latency.add::<Histogram<u64>>(latency);
+        Some(bucket)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "latencies are far below 53 bits")]
+fn millis(micros: u64) -> f64 {
+    rounded(micros as f64 / 1000.0)
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// What an agent's object shows of the last 24 hours.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Calls.
+    pub requests: u64,
+    /// Mean latency in milliseconds.
+    pub avg_latency_ms: f64,
+    /// Share of calls without an output.
+    pub error_rate_percent: f64,
+}
+
+/// Five minutes of an agent, for its summary.
+#[derive(Clone, Copy, Debug, Default)]
+struct Coarse {
+    at: u64,
+    requests: u64,
+    errors: u64,
+    micros: u64,
+}
+
+const COARSE_MILLIS: u64 = 300_000;
+
+#[derive(Default)]
+struct Counted {
+    open: HashMap<AgentId, (Timestamp, Bucket)>,
+    days: HashMap<AgentId, Vec<Coarse>>,
+    uptime: HashMap<AgentId, Uptime>,
+}
+
+/// Time that an agent was meant to serve, and time that it did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uptime {
+    meant: Duration,
+    up: Duration,
+}
+
+/// Time after which older time counts half, so that a figure of 30 days needs two numbers.
+const UPTIME_WINDOW: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// All agents' counters on this node.
+#[derive(Default)]
+pub struct Meter(Mutex<Counted>);
+
+/// A bucket that is over.
+pub type Closed = (AgentId, Timestamp, Vec<u8>);
+
+fn floor(at: Timestamp, step: Duration) -> Timestamp {
+    let step = u64::try_from(step.as_millis()).unwrap_or(1).max(1);
+    Timestamp::from_millis(at.millis() / step * step)
+}
+
+impl Meter {
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call.
+    pub fn record(&self, agent: AgentId, sample: Sample, now: Timestamp) {
+        let mut counted = self.counted();
+        let start = floor(now, BUCKET);
+        let (_, bucket) = counted.open.entry(agent).or_insert_with(|| (start, Bucket::default()));
+        bucket.count(sample);
+        coarse(counted.days.entry(agent).or_default(), sample, now);
+    }
+
+    /// Takes the buckets that began before the one of `now`, for keeping.
+    pub fn close(&self, now: Timestamp) -> Vec<Closed> {
+        let current = floor(now, BUCKET);
+        let mut counted = self.counted();
+        let over = counted.open.extract_if(|_, (at, _)| *at < current);
+        over.map(|(agent, (at, bucket))| (agent, at, bucket.bytes())).collect()
+    }
+
+    /// Counts a bucket that was kept before this start into the summary.
+    pub fn restore(&self, agent: AgentId, at: Timestamp, bytes: &[u8]) {
+        let Some(bucket) = Bucket::read(bytes) else { return };
+        let mut counted = self.counted();
+        let day = counted.days.entry(agent).or_default();
+        let slot = coarse_slot(day, at);
+        slot.requests += bucket.requests;
+        slot.errors += bucket.errors;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "micros")]
+        let micros = (bucket.mean_ms() * 1000.0) as u64;
+        slot.micros += micros.saturating_mul(bucket.requests);
+    }
+
+    /// The last 24 hours of an agent.
+    pub fn summary(&self, agent: AgentId, now: Timestamp) -> Summary {
+        let counted = self.counted();
+        let Some(day) = counted.days.get(&agent) else { return Summary::default() };
+        let from = now.millis().saturating_sub(DAY.as_millis().try_into().unwrap_or(u64::MAX));
+        let recent = day.iter().filter(|slot| slot.at + COARSE_MILLIS > from);
+        let (requests, errors, micros) = recent.fold((0, 0, 0), |sum, slot| {
+            (sum.0 + slot.requests, sum.1 + slot.errors, sum.2 + slot.micros)
+        });
+        if requests == 0 {
+            return Summary::default();
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+        Summary {
+            requests,
+            avg_latency_ms: rounded(micros as f64 / requests as f64 / 1000.0),
+            error_rate_percent: rounded(errors as f64 * 100.0 / requests as f64),
+        }
+    }
+
+    /// For this long the agent was meant to serve, and did or did not.
+    pub fn observe(&self, agent: AgentId, up: bool, elapsed: Duration) {
+        let mut counted = self.counted();
+        let uptime = counted.uptime.entry(agent).or_default();
+        uptime.meant += elapsed;
+        uptime.up += if up { elapsed } else { Duration::ZERO };
+        if uptime.meant > UPTIME_WINDOW {
+            *uptime = Uptime { meant: uptime.meant / 2, up: uptime.up / 2 };
+        }
+    }
+
+    /// Share of time up; all of it for an agent that was never meant to serve.
+    pub fn uptime_percent(&self, agent: AgentId) -> f64 {
+        let counted = self.counted();
+        let Some(Uptime { meant, up }) = counted.uptime.get(&agent) else { return 100.0 };
+        if meant.is_zero() {
+            100.0
+        } else {
+            rounded(up.as_secs_f64() * 100.0 / meant.as_secs_f64())
+        }
+    }
+
+    /// The open bucket of an agent, if calls came in it.
+    pub fn open(&self, agent: AgentId) -> Option<(Timestamp, Bucket)> {
+        self.counted().open.get(&agent).cloned()
+    }
+
+    /// A gone agent is not counted any more.
+    pub fn forget(&self, agent: AgentId) {
+        let mut counted = self.counted();
+        counted.open.remove(&agent);
+        counted.days.remove(&agent);
+        counted.uptime.remove(&agent);
+    }
+}
+
+fn coarse(day: &mut Vec<Coarse>, sample: Sample, now: Timestamp) {
+    let slot = coarse_slot(day, now);
+    slot.requests += 1;
+    slot.errors += u64::from(sample.failed);
+    slot.micros += u64::try_from(sample.latency.as_micros()).unwrap_or(u64::MAX);
+}
+
+fn coarse_slot(day: &mut Vec<Coarse>, at: Timestamp) -> &mut Coarse {
+    let start = at.millis() / COARSE_MILLIS * COARSE_MILLIS;
+    let place = match day.binary_search_by_key(&start, |slot| slot.at) {
+        Ok(place) => place,
+        Err(place) => {
+            day.insert(place, Coarse { at: start, ..Coarse::default() });
+            if day.len() > 300 {
+                day.remove(0);
+                place.saturating_sub(1)
+            } else {
+                place
+            }
+        }
+    };
+    &mut day[place]
+}
+
+/// Reads kept buckets and lays them into steps.
+pub fn steps(
+    kept: &[(Timestamp, Vec<u8>)],
+    open: Option<(Timestamp, Bucket)>,
+    step: Duration,
+) -> std::collections::BTreeMap<Timestamp, Bucket> {
+    let mut steps = std::collections::BTreeMap::<Timestamp, Bucket>::new();
+    let kept = kept.iter().filter_map(|(at, bytes)| Some((*at, Bucket::read(bytes)?)));
+    for (at, bucket) in kept.chain(open) {
+        steps.entry(floor(at, step)).or_default().add(&bucket);
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_bucket_reads_back_as_it_was() {
+        let meter = Meter::default();
+        let at = Timestamp::from_millis(1_000_000);
+        for ms in 1..=100 {
+            meter.record(AgentId(1), Sample::ended(Duration::from_millis(ms), ms != 7, 2), at);
+        }
+        assert!(meter.close(at).is_empty(), "the bucket is still open");
+        let closed = meter.close(at.plus(BUCKET));
+        let [(agent, start, bytes)] = closed.as_slice() else { panic!("one bucket") };
+        assert_eq!((*agent, start.millis()), (AgentId(1), 1_000_000));
+        let bucket = Bucket::read(bytes).expect("reads back");
+        assert_eq!((bucket.requests, bucket.errors, bucket.tokens), (100, 1, 200));
+        assert!((49.0..52.0).contains(&bucket.latency_ms(0.5)), "{}", bucket.latency_ms(0.5));
+        let summary = meter.summary(AgentId(1), at);
+        assert_eq!((summary.requests, summary.error_rate_percent), (100, 1.0));
+        assert_eq!(meter.summary(AgentId(1), at.plus(DAY * 2)), Summary::default());
+    }
+}

@@ -1,0 +1,505 @@
+//! The root of the supervision tree: starts actors where there is work and this node leads, wakes
+//! them when something changed, and starts them again with a growing pause when they fall.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use domain::{
+    AgentId, JobId,
+    event::{DirectoryEvent, ShardEvent},
+    idempotency::Keyed,
+    machine::Claim,
+    shard::Command,
+};
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::{
+    sync::{Notify, Semaphore},
+    task::AbortHandle,
+};
+use tracing::{error, warn};
+
+use crate::{
+    agent::{self, AgentActor, AgentArguments, AgentMessage},
+    call::invoke,
+    instance::Instances,
+    job::{JobActor, JobArguments, JobMessage},
+    ports::Observer,
+    route::Slot,
+    world::World,
+};
+
+/// Pauses before a fallen actor is started again.
+const RESTART_PAUSES: [Duration; 6] = [
+    Duration::from_millis(100),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
+/// Job actors at once; further jobs wait in the log.
+const JOB_ACTORS_MAX: usize = 2000;
+
+/// Runs a task outside of any mailbox. The only place that spawns; whoever holds the handle may end
+/// the task, and a node that stops ends all of them.
+pub fn detach(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    tokio::spawn(task).abort_handle()
+}
+
+/// A thing that somebody may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Thing {
+    /// An agent's record.
+    Agent(AgentId),
+    /// A job.
+    Job(JobId),
+}
+
+#[derive(Default)]
+struct Touched {
+    agents: BTreeSet<AgentId>,
+    jobs: BTreeSet<(u16, JobId)>,
+}
+
+/// What changed and who waits for it: between the log and the actors.
+pub struct Watch {
+    touched: Mutex<Touched>,
+    something: Notify,
+    waiters: Mutex<HashMap<Thing, Weak<Notify>>>,
+    /// Instances of this node.
+    pub instances: Instances,
+    /// Builders of this node.
+    pub builders: Semaphore,
+    /// Slots taken for jobs whose first attempt was committed with them.
+    pub handover: Mutex<HashMap<JobId, Slot>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    /// With so many builders.
+    pub fn new(builders: usize) -> Arc<Self> {
+        Arc::new(Self {
+            touched: Mutex::default(),
+            something: Notify::new(),
+            waiters: Mutex::default(),
+            instances: Instances::default(),
+            builders: Semaphore::new(builders),
+            handover: Mutex::default(),
+        })
+    }
+
+    /// An agent may have something to do.
+    pub fn touch_agent(&self, id: AgentId) {
+        lock(&self.touched).agents.insert(id);
+        self.something.notify_one();
+        self.wake(Thing::Agent(id));
+    }
+
+    fn touch_job(&self, shard: u16, id: JobId) {
+        lock(&self.touched).jobs.insert((shard, id));
+        self.something.notify_one();
+    }
+
+    /// Wakes when the thing changes. Ask before looking, so that no change is missed.
+    pub fn subscribe(&self, thing: Thing) -> Arc<Notify> {
+        let mut waiters = lock(&self.waiters);
+        if let Some(notify) = waiters.get(&thing).and_then(Weak::upgrade) {
+            return notify;
+        }
+        let notify = Arc::new(Notify::new());
+        waiters.insert(thing, Arc::downgrade(&notify));
+        notify
+    }
+
+    fn wake(&self, thing: Thing) {
+        let mut waiters = lock(&self.waiters);
+        match waiters.get(&thing).map(Weak::upgrade) {
+            Some(Some(notify)) => notify.notify_waiters(),
+            Some(None) => {
+                waiters.remove(&thing);
+            }
+            None => {}
+        }
+    }
+
+    fn take(&self) -> Touched {
+        std::mem::take(&mut *lock(&self.touched))
+    }
+}
+
+fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
+    use DirectoryEvent as E;
+    match event {
+        E::AgentCreated(row) | E::AgentUpdated(row) => Some(row.id),
+        E::AgentDesired { id, .. } | E::AgentMoved { id, .. } | E::AgentDeleted { id, .. } => {
+            Some(*id)
+        }
+        E::AgentGone(id) => Some(*id),
+        E::DeploymentQueued(row) | E::DeploymentWaits(row) => Some(row.agent_id),
+        E::DeploymentMoved { agent_id, .. }
+        | E::DeploymentUnblocked { agent_id }
+        | E::ImageBuilt { agent_id, .. }
+        | E::VersionLive { agent_id, .. }
+        | E::InstanceMoved { agent_id, .. }
+        | E::InstanceGone { agent_id, .. } => Some(*agent_id),
+        E::InstancePlaced(row) => Some(row.agent_id),
+        E::ShardTaken(_)
+        | E::OrganizationPut(_)
+        | E::UserPut(_)
+        | E::ApiKeyPut(_)
+        | E::CloudPut(_)
+        | E::CloudGone(_)
+        | E::UploadPut(_)
+        | E::UploadGone(_)
+        | E::KeysForgotten(_) => None,
+    }
+}
+
+impl Observer for Watch {
+    fn directory(&self, events: &[DirectoryEvent]) {
+        events.iter().filter_map(agent_of).for_each(|id| self.touch_agent(id));
+    }
+
+    fn shard(&self, shard: u16, events: &[ShardEvent]) {
+        for event in events {
+            match event {
+                ShardEvent::JobAccepted(job) | ShardEvent::JobMoved(job) => {
+                    self.touch_job(shard, job.id);
+                    self.wake(Thing::Job(job.id));
+                }
+                ShardEvent::JobFinished(job) => {
+                    self.touch_job(shard, job.id);
+                    self.wake(Thing::Job(job.id));
+                }
+                ShardEvent::JobGone(_)
+                | ShardEvent::CallBegun { .. }
+                | ShardEvent::CallEnded { .. }
+                | ShardEvent::CallWithdrawn(_)
+                | ShardEvent::Swept(_) => {}
+            }
+        }
+    }
+}
+
+/// What wakes the root.
+pub enum RootMessage {
+    /// Something was touched.
+    Look,
+    /// Look at everything, whatever was touched.
+    Sweep,
+    /// A fallen actor's pause is over.
+    Again(Named),
+}
+
+/// Whom an actor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Named {
+    /// An agent.
+    Agent(AgentId),
+    /// A job.
+    Job(u16, JobId),
+}
+
+/// The root.
+pub struct Root;
+
+/// Whom the root looks after.
+pub struct Children {
+    world: Arc<World>,
+    agents: BTreeMap<AgentId, ActorRef<AgentMessage>>,
+    jobs: BTreeMap<JobId, ActorRef<JobMessage>>,
+    names: HashMap<ActorId, Named>,
+    falls: BTreeMap<Named, usize>,
+    backlog: bool,
+}
+
+impl Actor for Root {
+    type Msg = RootMessage;
+    type State = Children;
+    type Arguments = Arc<World>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<RootMessage>,
+        world: Arc<World>,
+    ) -> Result<Children, ActorProcessingErr> {
+        let (watch, me) = (Arc::clone(&world.watch), myself.clone());
+        detach(async move {
+            loop {
+                watch.something.notified().await;
+                if me.cast(RootMessage::Look).is_err() {
+                    return;
+                }
+            }
+        });
+        let every = world.settings.sweep_every;
+        detach(async move {
+            while myself.cast(RootMessage::Sweep).is_ok() {
+                tokio::time::sleep(every).await;
+            }
+        });
+        Ok(Children {
+            world,
+            agents: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            names: HashMap::new(),
+            falls: BTreeMap::new(),
+            backlog: false,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<RootMessage>,
+        message: RootMessage,
+        children: &mut Children,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            RootMessage::Look => children.look(&myself).await,
+            RootMessage::Sweep => children.sweep(&myself).await,
+            RootMessage::Again(Named::Agent(id)) => children.wake_agent(id, &myself).await,
+            RootMessage::Again(Named::Job(shard, id)) => {
+                children.wake_job(shard, id, &myself).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<RootMessage>,
+        event: SupervisionEvent,
+        children: &mut Children,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(cell, ..) => {
+                if let Some(name) = children.left(cell.get_id()) {
+                    children.falls.remove(&name);
+                    children.after(name);
+                }
+            }
+            SupervisionEvent::ActorFailed(cell, reason) => {
+                if let Some(name) = children.left(cell.get_id()) {
+                    children.fell(name, &reason, &myself);
+                }
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+        }
+        Ok(())
+    }
+}
+
+impl Children {
+    async fn look(&mut self, myself: &ActorRef<RootMessage>) {
+        let Touched { agents, jobs } = self.world.watch.take();
+        for id in agents {
+            self.wake_agent(id, myself).await;
+        }
+        for (shard, id) in jobs {
+            self.wake_job(shard, id, myself).await;
+        }
+        if self.backlog {
+            self.refill(myself).await;
+        }
+    }
+
+    async fn sweep(&mut self, myself: &ActorRef<RootMessage>) {
+        self.keep_metrics();
+        self.observe_uptime();
+        let with_work: Vec<AgentId> = {
+            let directory = self.world.directory().read();
+            let with_instances: BTreeSet<u128> =
+                directory.instances.rows().map(|((agent, _), _)| *agent).collect();
+            let has_work = |agent: &domain::agent::Agent| {
+                let deployment = directory.deployment(agent.id, agent.deployment);
+                let deploying = deployment.is_some_and(|d| d.status.is_active());
+                agent::has_work(agent, with_instances.contains(&agent.id.0), deploying)
+            };
+            let rows = directory.agents.rows().filter(|(_, agent)| has_work(agent));
+            rows.map(|(id, _)| *id).collect()
+        };
+        for id in with_work {
+            self.wake_agent(id, myself).await;
+        }
+        self.refill(myself).await;
+        self.sweep_shards();
+    }
+
+    /// Lets the groups that this node leads forget what is old enough.
+    fn sweep_shards(&self) {
+        let world = Arc::clone(&self.world);
+        let now = world.now();
+        detach(async move {
+            let leading = world.ports.ledger.leading().borrow().clone();
+            for shard in leading.into_keys() {
+                let due = {
+                    let state = world.ports.ledger.shard(shard).read();
+                    !state.keys.expired(now).is_empty() || state.has_expired_jobs(now)
+                };
+                let Some(claim) = world.claim(shard) else { continue };
+                if due {
+                    let _ = world.ask_shard(shard, Command::Sweep, None, Some(claim)).await;
+                }
+                end_lost_calls(&world, claim).await;
+            }
+            let due = !world.directory().read().keys.expired(now).is_empty();
+            if due {
+                let _ = world.ask(domain::directory::Command::Sweep, None).await;
+            }
+        });
+    }
+
+    fn observe_uptime(&self) {
+        let world = &self.world;
+        let serving: Vec<AgentId> = {
+            let directory = world.directory().read();
+            let agents = directory.agents.rows().filter(|(_, agent)| agent.is_serving());
+            agents.map(|(id, _)| *id).collect()
+        };
+        for id in serving {
+            let up = world.routes.health(id).ready > 0;
+            world.meter.observe(id, up, world.settings.sweep_every);
+        }
+    }
+
+    fn keep_metrics(&self) {
+        for (agent, at, bucket) in self.world.meter.close(self.world.now()) {
+            self.world.ports.series.put(agent, at, bucket);
+        }
+    }
+
+    /// Wakes an agent's actor, or starts it if there is work and this node leads its shard.
+    async fn wake_agent(&mut self, id: AgentId, myself: &ActorRef<RootMessage>) {
+        if let Some(actor) = self.agents.get(&id) {
+            let _ = actor.cast(AgentMessage::Look);
+            return;
+        }
+        let shard = self.world.ports.ledger.home(id.to_string().as_bytes());
+        let Some(claim) = self.world.claim(shard) else { return };
+        let needed = {
+            let directory = self.world.directory().read();
+            directory.agents.get(&id).is_some_and(|agent| {
+                let deployment = directory.deployment(id, agent.deployment);
+                let deploying = deployment.is_some_and(|d| d.status.is_active());
+                agent::has_work(&agent, directory.instances_of(id).next().is_some(), deploying)
+            })
+        };
+        if !needed {
+            return;
+        }
+        let world = Arc::clone(&self.world);
+        let arguments = AgentArguments { world, id, claim, root: myself.get_cell() };
+        match Actor::spawn_linked(None, AgentActor, arguments, myself.get_cell()).await {
+            Ok((actor, _)) => {
+                self.names.insert(actor.get_id(), Named::Agent(id));
+                self.agents.insert(id, actor);
+            }
+            Err(error) => error!(agent_id = %id, %error, "an agent's actor did not start"),
+        }
+    }
+
+    async fn wake_job(&mut self, shard: u16, id: JobId, myself: &ActorRef<RootMessage>) {
+        if let Some(actor) = self.jobs.get(&id) {
+            let _ = actor.cast(JobMessage::Look);
+            return;
+        }
+        let Some(claim) = self.world.claim(shard) else { return };
+        if !self.world.ports.ledger.shard(shard).read().jobs.contains(&id) {
+            return;
+        }
+        if self.jobs.len() >= JOB_ACTORS_MAX {
+            self.backlog = true;
+            return;
+        }
+        let arguments = JobArguments { world: Arc::clone(&self.world), id, claim };
+        match Actor::spawn_linked(None, JobActor, arguments, myself.get_cell()).await {
+            Ok((actor, _)) => {
+                self.names.insert(actor.get_id(), Named::Job(shard, id));
+                self.jobs.insert(id, actor);
+            }
+            Err(error) => error!(job_id = %id, %error, "a job's actor did not start"),
+        }
+    }
+
+    /// Starts actors of jobs that have none yet, oldest first.
+    async fn refill(&mut self, myself: &ActorRef<RootMessage>) {
+        let room = JOB_ACTORS_MAX.saturating_sub(self.jobs.len());
+        if room == 0 {
+            return;
+        }
+        let mut missing = vec![];
+        for shard in 0..self.world.ports.ledger.shards() {
+            let state = self.world.ports.ledger.shard(shard).read();
+            let ids = state.jobs.rows().map(|(id, _)| *id);
+            missing.extend(
+                ids.filter(|id| !self.jobs.contains_key(id)).take(room).map(|id| (shard, id)),
+            );
+        }
+        self.backlog = missing.len() > room;
+        missing.sort_by_key(|(_, id)| *id);
+        for (shard, id) in missing.into_iter().take(room) {
+            self.wake_job(shard, id, myself).await;
+        }
+    }
+
+    fn left(&mut self, actor: ActorId) -> Option<Named> {
+        let name = self.names.remove(&actor)?;
+        match name {
+            Named::Agent(id) => drop(self.agents.remove(&id)),
+            Named::Job(_, id) => drop(self.jobs.remove(&id)),
+        }
+        Some(name)
+    }
+
+    /// An actor ended because it saw no work; what happened while it ended must not be missed.
+    fn after(&self, name: Named) {
+        match name {
+            Named::Agent(id) => self.world.watch.touch_agent(id),
+            Named::Job(shard, id) => self.world.watch.touch_job(shard, id),
+        }
+    }
+
+    fn fell(
+        &mut self,
+        name: Named,
+        reason: &dyn std::fmt::Display,
+        myself: &ActorRef<RootMessage>,
+    ) {
+        let falls = self.falls.entry(name).or_default();
+        let pause = RESTART_PAUSES[(*falls).min(RESTART_PAUSES.len() - 1)];
+        *falls += 1;
+        warn!(?name, %reason, ?pause, "an actor fell and is started again");
+        let me = myself.clone();
+        detach(async move {
+            tokio::time::sleep(pause).await;
+            let _ = me.cast(RootMessage::Again(name));
+        });
+    }
+}
+
+/// Keyed calls of a node that is gone, or past their time, are ended: nobody else would.
+async fn end_lost_calls(world: &World, claim: Claim) {
+    let now = world.now();
+    let lost: Vec<Keyed> = {
+        let state = world.ports.ledger.shard(claim.shard).read();
+        let running = state.keys.running.rows();
+        let lost = running.filter(|(_, row)| invoke::is_lost(row, &world.boot, now));
+        lost.map(|(hash, row)| Keyed { hash: *hash, fingerprint: row.fingerprint }).collect()
+    };
+    for key in lost {
+        let command = Command::EndCall { key, outcome: invoke::outcome_unknown() };
+        let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
+    }
+}
+
+/// Starts the tree.
+pub async fn start(world: Arc<World>) -> Result<ActorRef<RootMessage>, ractor::SpawnErr> {
+    let (root, _) = Actor::spawn(None, Root, world).await?;
+    Ok(root)
+}

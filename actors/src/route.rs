@@ -1,0 +1,344 @@
+//! The way from a call to an instance: a table in memory, one slot per call, a bounded queue per
+//! agent. The hot path takes no lock for long and touches no log.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use domain::{AgentId, InstanceId, Timestamp};
+use ractor::ActorRef;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::instance::InstanceMessage;
+
+/// One ready instance.
+pub struct Endpoint {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// The instance.
+    pub id: InstanceId,
+    /// Its version.
+    pub version: u64,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Path of invocations.
+    pub invoke_path: String,
+    /// Calls at once.
+    pub concurrency: u32,
+    /// Whoever looks after it.
+    pub actor: ActorRef<InstanceMessage>,
+    /// When it last answered a health check.
+    pub last_check: AtomicU64,
+    /// Whether its last health check went well.
+    pub healthy: AtomicBool,
+    accepting: AtomicBool,
+    in_flight: AtomicU32,
+    idle: Notify,
+}
+
+/// What an endpoint is made of.
+pub struct NewEndpoint {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// The instance.
+    pub id: InstanceId,
+    /// Its version.
+    pub version: u64,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Path of invocations.
+    pub invoke_path: String,
+    /// Calls at once.
+    pub concurrency: u32,
+    /// Whoever looks after it.
+    pub actor: ActorRef<InstanceMessage>,
+}
+
+impl Endpoint {
+    /// An endpoint that takes calls.
+    pub fn new(new: NewEndpoint, now: Timestamp) -> Arc<Self> {
+        let NewEndpoint { agent_id, id, version, address, invoke_path, concurrency, actor } = new;
+        Arc::new(Self {
+            agent_id,
+            id,
+            version,
+            address,
+            invoke_path,
+            concurrency,
+            actor,
+            last_check: AtomicU64::new(now.millis()),
+            healthy: AtomicBool::new(true),
+            accepting: AtomicBool::new(true),
+            in_flight: AtomicU32::new(0),
+            idle: Notify::new(),
+        })
+    }
+
+    /// Calls in it now.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Takes no new calls from now on.
+    pub fn close(&self) {
+        self.accepting.store(false, Relaxed);
+    }
+
+    /// Waits until its last call has ended.
+    pub async fn drained(&self) {
+        loop {
+            let idle = self.idle.notified();
+            tokio::pin!(idle);
+            idle.as_mut().enable();
+            if self.in_flight() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    fn try_enter(&self) -> bool {
+        self.accepting.load(Relaxed)
+            && self
+                .in_flight
+                .fetch_update(Relaxed, Relaxed, |now| (now < self.concurrency).then_some(now + 1))
+                .is_ok()
+    }
+}
+
+/// One agent's instances and those who wait for them.
+#[derive(Default)]
+pub struct AgentRoute {
+    endpoints: RwLock<Vec<Arc<Endpoint>>>,
+    waiting: AtomicUsize,
+    freed: Notify,
+}
+
+impl AgentRoute {
+    /// Its ready instances.
+    pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.endpoints.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Calls that wait for a slot.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
+    }
+
+    fn has_ready(&self) -> bool {
+        let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
+        endpoints.iter().any(|endpoint| endpoint.accepting.load(Relaxed))
+    }
+
+    /// A slot of the least loaded instance, if one is free.
+    fn try_take(self: &Arc<Self>, node: &Arc<AtomicUsize>) -> Option<Slot> {
+        let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
+        let mut by_load: Vec<_> = endpoints.iter().collect();
+        by_load.sort_by_key(|endpoint| endpoint.in_flight());
+        let endpoint = by_load.into_iter().find(|endpoint| endpoint.try_enter())?;
+        node.fetch_add(1, Relaxed);
+        Some(Slot {
+            endpoint: Arc::clone(endpoint),
+            route: Arc::clone(self),
+            node: Arc::clone(node),
+        })
+    }
+}
+
+/// A place for one call in one instance; dropping it gives it back.
+pub struct Slot {
+    /// The instance.
+    pub endpoint: Arc<Endpoint>,
+    route: Arc<AgentRoute>,
+    node: Arc<AtomicUsize>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.node.fetch_sub(1, Relaxed);
+        if self.endpoint.in_flight.fetch_sub(1, Relaxed) == 1 {
+            self.endpoint.idle.notify_waiters();
+        }
+        self.route.freed.notify_one();
+    }
+}
+
+/// Why there is no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSlot {
+    /// The queue is full although instances are ready.
+    #[error("too many calls are waiting for this agent; retry in a moment")]
+    Overloaded,
+    /// No instance became ready in time.
+    #[error("no instance of the agent is ready; retry in a moment")]
+    Unavailable,
+    /// The call's own time is over.
+    #[error(
+        "the call waited for a free instance until its timeout; raise options.timeout or scale up"
+    )]
+    Timeout,
+}
+
+/// All agents' routes on this node.
+#[derive(Default)]
+pub struct Routes {
+    agents: RwLock<HashMap<AgentId, Arc<AgentRoute>>>,
+    in_flight: Arc<AtomicUsize>,
+}
+
+/// How long and how deep a call may wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// The call's own end.
+    pub deadline: Instant,
+    /// How long to wait while nothing is ready.
+    pub ready_wait: Duration,
+    /// Calls that may wait for one agent.
+    pub queue: usize,
+    /// Calls in flight on the node.
+    pub in_flight: usize,
+}
+
+impl Routes {
+    /// One agent's route, made if need be.
+    pub fn of(&self, agent: AgentId) -> Arc<AgentRoute> {
+        let known = self.agents.read().unwrap_or_else(PoisonError::into_inner).get(&agent).cloned();
+        known.unwrap_or_else(|| {
+            let mut agents = self.agents.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(agents.entry(agent).or_default())
+        })
+    }
+
+    /// One agent's route, if it has one.
+    pub fn known(&self, agent: AgentId) -> Option<Arc<AgentRoute>> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner).get(&agent).cloned()
+    }
+
+    /// Calls in flight on this node.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// An instance is ready.
+    pub fn add(&self, endpoint: Arc<Endpoint>) {
+        let route = self.of(endpoint.agent_id);
+        route.endpoints.write().unwrap_or_else(PoisonError::into_inner).push(endpoint);
+        route.freed.notify_waiters();
+    }
+
+    /// An instance takes no calls any more.
+    pub fn remove(&self, agent: AgentId, id: InstanceId) {
+        let Some(route) = self.known(agent) else { return };
+        let mut endpoints = route.endpoints.write().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|endpoint| {
+            if endpoint.id == id {
+                endpoint.close();
+            }
+            endpoint.id != id
+        });
+    }
+
+    /// A gone agent needs no route.
+    pub fn forget(&self, agent: AgentId) {
+        self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(&agent);
+    }
+
+    /// A slot at once, or none.
+    pub fn try_take(&self, agent: AgentId) -> Option<Slot> {
+        self.known(agent)?.try_take(&self.in_flight)
+    }
+
+    /// A slot, after a wait if need be.
+    pub async fn take(&self, agent: AgentId, patience: Patience) -> Result<Slot, NoSlot> {
+        let route = self.of(agent);
+        if self.in_flight() >= patience.in_flight {
+            return Err(NoSlot::Overloaded);
+        }
+        if let Some(slot) = route.try_take(&self.in_flight) {
+            return Ok(slot);
+        }
+        let Some(_place) = Place::take(&route, patience.queue) else {
+            return Err(if route.has_ready() { NoSlot::Overloaded } else { NoSlot::Unavailable });
+        };
+        self.wait(&route, patience).await
+    }
+
+    async fn wait(&self, route: &Arc<AgentRoute>, patience: Patience) -> Result<Slot, NoSlot> {
+        let ready_by = patience.deadline.min(Instant::now() + patience.ready_wait);
+        loop {
+            let freed = route.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if let Some(slot) = route.try_take(&self.in_flight) {
+                return Ok(slot);
+            }
+            let until = if route.has_ready() { patience.deadline } else { ready_by };
+            if tokio::time::timeout_at(until, freed).await.is_err() {
+                return Err(match route.has_ready() {
+                    true => NoSlot::Timeout,
+                    false => NoSlot::Unavailable,
+                });
+            }
+        }
+    }
+}
+
+/// A place in the queue.
+struct Place<'r>(&'r AgentRoute);
+
+impl<'r> Place<'r> {
+    fn take(route: &'r AgentRoute, most: usize) -> Option<Self> {
+        let taken =
+            route.waiting.fetch_update(Relaxed, Relaxed, |now| (now < most).then_some(now + 1));
+        taken.ok().map(|_| Self(route))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What is known of an agent's instances beside the directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// `healthy`, `degraded`, `unhealthy` or `unknown`.
+    pub status: &'static str,
+    /// Whether any call is in flight.
+    pub busy: bool,
+    /// When an instance last answered.
+    pub last_check: Option<Timestamp>,
+    /// Ready instances.
+    pub ready: usize,
+    /// Calls per instance.
+    pub in_flight: BTreeMap<InstanceId, u32>,
+}
+
+impl Routes {
+    /// The health of an agent as this node sees it.
+    pub fn health(&self, agent: AgentId) -> Health {
+        let endpoints = self.known(agent).map(|route| route.endpoints()).unwrap_or_default();
+        let healthy = endpoints.iter().filter(|endpoint| endpoint.healthy.load(Relaxed)).count();
+        let status = match (endpoints.len(), healthy) {
+            (0, _) => "unknown",
+            (all, good) if all == good => "healthy",
+            (_, 0) => "unhealthy",
+            _ => "degraded",
+        };
+        let last = endpoints.iter().map(|endpoint| endpoint.last_check.load(Relaxed)).max();
+        Health {
+            status,
+            busy: endpoints.iter().any(|endpoint| endpoint.in_flight() > 0),
+            last_check: last.map(Timestamp::from_millis),
+            ready: endpoints.len(),
+            in_flight: endpoints.iter().map(|one| (one.id, one.in_flight())).collect(),
+        }
+    }
+}

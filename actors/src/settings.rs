@@ -1,0 +1,69 @@
+//! Every time and limit that actors go by. Each is a setting of the node, which tests shorten.
+
+use std::time::Duration;
+
+use domain::agent::plan::Timing;
+
+/// See the fields.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rollouts, drains and losses.
+    pub timing: Timing,
+    /// Between health checks of a ready instance.
+    pub health_interval: Duration,
+    /// How long a health check may take.
+    pub health_timeout: Duration,
+    /// Failed checks in a row that make an instance sick.
+    pub health_failures: u32,
+    /// Between SIGTERM and SIGKILL.
+    pub kill_after: Duration,
+    /// How long a build may take.
+    pub build_timeout: Duration,
+    /// Builds at once on this node.
+    pub builds: usize,
+    /// A synchronous call's time if it names none, and the most it may name.
+    pub sync_timeout: (Duration, Duration),
+    /// A stream's time.
+    pub stream_timeout: (Duration, Duration),
+    /// A job attempt's time.
+    pub job_timeout: (Duration, Duration),
+    /// How long a call waits for an instance while none is ready.
+    pub ready_wait: Duration,
+    /// Calls that wait per agent.
+    pub queue: usize,
+    /// Calls in flight on this node.
+    pub in_flight: usize,
+    /// How long a canceled job waits for its agent to let go.
+    pub cancel_wait: Duration,
+    /// Between sweeps of each shard.
+    pub sweep_every: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let secs = Duration::from_secs;
+        Self {
+            timing: Timing {
+                min_healthy: secs(10),
+                healthy_deadline: secs(300),
+                lost_after: secs(60),
+                drain_timeout: secs(60),
+                replace_timeout: secs(900),
+            },
+            health_interval: secs(10),
+            health_timeout: secs(5),
+            health_failures: 3,
+            kill_after: secs(5),
+            build_timeout: secs(30 * 60),
+            builds: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
+            sync_timeout: (secs(300), secs(900)),
+            stream_timeout: (secs(900), secs(900)),
+            job_timeout: (secs(3600), secs(86_400)),
+            ready_wait: secs(60),
+            queue: 1000,
+            in_flight: 20_000,
+            cancel_wait: secs(10),
+            sweep_every: secs(5),
+        }
+    }
+}

@@ -1,0 +1,802 @@
+//! `/v1/agents`: deploy, look, change, start, stop, redeploy, roll back, delete.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use domain::{
+    AgentId, DeploymentId, Rejection, UploadId,
+    account::Tenant,
+    agent::{
+        Agent, AgentPatch, Credentials, Desired, Resources, Scaling, Source, Status, Variable,
+        environment::MASK, lifecycle::Redeploy,
+    },
+    cloud::Provider,
+    deployment::{Spec, Strategy},
+    directory::{AgentView, Command, Directory, Reply},
+};
+use poem::Request;
+use poem_openapi::{
+    ApiResponse, OpenApi,
+    param::{Path, Query},
+    payload::Json,
+};
+
+use actors::agent::sealed_place;
+
+use crate::{
+    Handle, Shared,
+    body::{
+        agent::{
+            self as wire, AgentBody, CreateAgent, InstanceBody, InstancesBody, Live, SourceKind,
+            SourceRequest, UpdateAgent, Wrong,
+        },
+        deployment::{RedeployRequest, RollbackRequest, StrategyBody},
+    },
+    caller::{Caller, Scope},
+    check::{Checked, MaybeChecked},
+    cursor::{self, Cursor},
+    envelope::{Deleted, Success},
+    error::{ApiError, Problem},
+    query,
+    repeat::{self, keyed, replayed},
+};
+
+/// Longest `?wait_for=`.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+pub(crate) struct AgentsApi(pub(crate) Handle);
+
+/// An agent, with its state for `If-Match`.
+#[derive(ApiResponse)]
+pub(crate) enum AgentAnswer {
+    /// The agent as it is now.
+    #[oai(status = 200)]
+    Ok(
+        Json<Success<AgentBody>>,
+        #[oai(header = "ETag")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
+}
+
+/// A new agent.
+#[derive(ApiResponse)]
+pub(crate) enum AgentCreated {
+    /// The agent, accepted; it comes up in its own time.
+    #[oai(status = 201)]
+    Created(
+        Json<Success<AgentBody>>,
+        #[oai(header = "ETag")] String,
+        #[oai(header = "Location")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
+}
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// An id of a path: a malformed one is answered like an unknown one.
+pub(crate) fn agent_id(text: &str) -> std::result::Result<AgentId, Problem> {
+    text.parse().map_err(|_| {
+        let message =
+            format!("the agent {} does not exist", text.chars().take(64).collect::<String>());
+        Problem::new(http::StatusCode::NOT_FOUND, "AGENT_NOT_FOUND", message)
+            .with(serde_json::json!({ "agent_id": text.chars().take(64).collect::<String>() }))
+    })
+}
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Agents")]
+impl AgentsApi {
+    /// List agents
+    ///
+    /// Scope: `agents:read`. Filters are equalities; a comma means any of.
+    #[oai(path = "/agents", method = "get", operation_id = "listAgents")]
+    #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
+    async fn list(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// Items of a page.
+        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
+        limit: Query<Option<u32>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+        /// `created_at`, `updated_at` or `name`; `-` in front turns it round. Default `-created_at`.
+        sort: Query<Option<String>>,
+        /// Only these states.
+        status: Query<Option<String>>,
+        /// Only of these clouds.
+        cloud_id: Query<Option<String>>,
+        /// Only of this name.
+        name: Query<Option<String>>,
+        /// Only with this text in the name or display name.
+        q: Query<Option<String>>,
+        /// Only made after this time.
+        created_after: Query<Option<String>>,
+        /// Only made before this time.
+        created_before: Query<Option<String>>,
+        /// Whether to count all that fit.
+        include_total: Query<Option<bool>>,
+    ) -> Result<Json<Success<AgentPage>>> {
+        caller.permit(Scope::AgentsRead)?;
+        let wanted = Wanted {
+            statuses: query::words("status", status.0.as_deref(), &statuses())?,
+            clouds: cloud_id.0.map(|ids| ids.split(',').map(str::to_owned).collect()),
+            name: name.0,
+            text: q.0.map(|text| text.to_lowercase()),
+            after: query::time("created_after", created_after.0)?,
+            before: query::time("created_before", created_before.0)?,
+            metadata: query::metadata(request),
+        };
+        let sort = Sort::of(sort.0.as_deref())?;
+        let page = PageRequest {
+            limit: limit.0.unwrap_or(query::LIMIT),
+            cursor: cursor.0,
+            total: include_total.0 == Some(true),
+        };
+        Ok(Json(Success::of(self.page(caller.tenant(), &wanted, sort, page).await?)))
+    }
+
+    /// Deploy a new agent
+    ///
+    /// Scope: `agents:write`. Answers at once with status `created`; the agent comes up in its own
+    /// time. Follow it with `GET /v1/agents/{id}?wait_for=running,failed`.
+    #[oai(path = "/agents", method = "post", operation_id = "createAgent")]
+    async fn create(
+        &self,
+        caller: Caller,
+        request: &Request,
+        body: Checked<CreateAgent>,
+    ) -> Result<AgentCreated> {
+        caller.permit(Scope::AgentsWrite)?;
+        let tenant = caller.tenant();
+        let key = keyed(request, tenant, body.fingerprint)?;
+        let agent = Box::new(self.new_agent(tenant, body.body).await?);
+        let answer = self.0.service.change(Command::CreateAgent(agent), key).await?;
+        let view = expect_agent(answer.value)?;
+        let (etag, location) = (wire::etag(&view.agent), format!("/v1/agents/{}", view.agent.id));
+        let body = Json(Success::of(self.0.agent_body(&view)));
+        Ok(AgentCreated::Created(body, etag, location, replayed(answer.replayed)))
+    }
+
+    /// Get an agent
+    ///
+    /// Scope: `agents:read`. With `wait_for`, once it has one of these states, or when `timeout`
+    /// seconds are over.
+    #[oai(path = "/agents/:id", method = "get", operation_id = "getAgent")]
+    async fn get(
+        &self,
+        caller: Caller,
+        /// The agent.
+        id: Path<String>,
+        /// States to wait for.
+        wait_for: Query<Option<String>>,
+        /// Seconds to wait, 0 to 60; default 60.
+        #[oai(validator(minimum(value = "0"), maximum(value = "60")))]
+        timeout: Query<Option<f64>>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsRead)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let wanted = query::words("wait_for", wait_for.0.as_deref(), &statuses())?;
+        let view = if wanted.is_empty() {
+            self.0.service.agent(tenant, id).await?
+        } else {
+            let timeout = timeout.0.map_or(WAIT_MAX, Duration::from_secs_f64);
+            self.0.service.agent_in(tenant, id, &wanted, timeout).await?
+        };
+        Ok(self.answer(&view, false))
+    }
+
+    /// Update an agent
+    ///
+    /// Scope: `agents:write`. A JSON merge patch. A change of source, runtime, resources or
+    /// environment of an agent that is up makes a new version.
+    #[oai(path = "/agents/:id", method = "patch", operation_id = "updateAgent")]
+    async fn update(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+        body: Checked<UpdateAgent>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, body.fingerprint)?;
+        let before = self.0.service.agent(tenant, id).await?.agent;
+        let patch = Box::new(self.patch(&before, body.body, &body.json).await?);
+        let if_match = if_match(request, before.revision)?;
+        let deployment = self.0.service.world.mint(DeploymentId::new);
+        let command = Command::UpdateAgent { tenant, id, patch, if_match, deployment };
+        self.change(command, key).await
+    }
+
+    /// Delete an agent
+    ///
+    /// Scope: `agents:write`. It is gone at once; its instances finish their calls.
+    #[oai(path = "/agents/:id", method = "delete", operation_id = "deleteAgent")]
+    async fn delete(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+    ) -> Result<Json<Success<Deleted>>> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.0.service.change(Command::DeleteAgent { tenant, id }, key).await?;
+        Ok(Json(Success::of(Deleted::of(id))))
+    }
+
+    /// Start a stopped agent
+    ///
+    /// Scope: `agents:write`. Starting a running agent changes nothing.
+    #[oai(path = "/agents/:id/start", method = "post", operation_id = "startAgent")]
+    async fn start(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let deployment = self.0.service.world.mint(DeploymentId::new);
+        self.change(Command::StartAgent { tenant, id, deployment }, key).await
+    }
+
+    /// Stop a running agent
+    ///
+    /// Scope: `agents:write`. New calls are refused at once; calls in flight may finish.
+    #[oai(path = "/agents/:id/stop", method = "post", operation_id = "stopAgent")]
+    async fn stop(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.change(Command::StopAgent { tenant, id }, key).await
+    }
+
+    /// Redeploy with the latest code
+    ///
+    /// Scope: `agents:write`. A running agent goes on serving until the new version is healthy; if
+    /// it does not get there, the old one stays.
+    #[oai(path = "/agents/:id/redeploy", method = "post", operation_id = "redeployAgent")]
+    async fn redeploy(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+        body: MaybeChecked<RedeployRequest>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, body.0.fingerprint)?;
+        let asked = self.redeployment(tenant, id, body.0.body).await?;
+        let deployment = self.0.service.world.mint(DeploymentId::new);
+        let command = Command::RedeployAgent { tenant, id, asked: Box::new(asked), deployment };
+        self.change(command, key).await
+    }
+
+    /// Go back to a version
+    ///
+    /// Scope: `agents:write`. The version's code, resources and environment serve again.
+    #[oai(path = "/agents/:id/rollback", method = "post", operation_id = "rollbackAgent")]
+    async fn rollback(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+        body: Checked<RollbackRequest>,
+    ) -> Result<AgentAnswer> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let key = keyed(request, tenant, body.fingerprint)?;
+        let version = body.body.version.parse();
+        let version =
+            version.map_err(|_| Problem::field("version", "must be a version's number"))?;
+        let deployment = self.0.service.world.mint(DeploymentId::new);
+        self.change(Command::RollbackAgent { tenant, id, version, deployment }, key).await
+    }
+
+    /// List an agent's instances
+    ///
+    /// Scope: `agents:read`.
+    #[oai(path = "/agents/:id/instances", method = "get", operation_id = "listInstances")]
+    async fn instances(
+        &self,
+        caller: Caller,
+        /// The agent.
+        id: Path<String>,
+    ) -> Result<Json<Success<InstancesBody>>> {
+        caller.permit(Scope::AgentsRead)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let health = self.0.service.world.routes.health(id);
+        let directory = self.0.service.directory().await?.read();
+        directory.agent(tenant, id)?;
+        let load = |instance| health.in_flight.get(&instance).copied().unwrap_or_default();
+        let items = directory.instances_of(id).map(|row| InstanceBody::of(row, load(row.id)));
+        let items = items.collect();
+        Ok(Json(Success::of(InstancesBody { items, has_more: false, next_cursor: None })))
+    }
+}
+
+/// One page of agents.
+#[derive(Clone, Debug, poem_openapi::Object)]
+pub(crate) struct AgentPage {
+    /// The agents, in the order asked for.
+    items: Vec<AgentBody>,
+    /// Whether there are more.
+    has_more: bool,
+    /// Give it as `cursor` for the next page.
+    next_cursor: Option<String>,
+    /// With `include_total`: how many fit.
+    #[oai(skip_serializing_if_is_none)]
+    total: Option<u64>,
+}
+
+struct PageRequest {
+    limit: u32,
+    cursor: Option<String>,
+    total: bool,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    statuses: Vec<Status>,
+    clouds: Option<Vec<String>>,
+    name: Option<String>,
+    text: Option<String>,
+    after: Option<domain::Timestamp>,
+    before: Option<domain::Timestamp>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Wanted {
+    fn takes(&self, agent: &Agent) -> bool {
+        let has_text = |text: &String| {
+            agent.name.to_lowercase().contains(text)
+                || agent.display_name.to_lowercase().contains(text)
+        };
+        let cloud = agent.cloud_id.to_string();
+        (self.statuses.is_empty() || self.statuses.contains(&agent.status))
+            && self.clouds.as_ref().is_none_or(|clouds| clouds.contains(&cloud))
+            && self.name.as_ref().is_none_or(|name| *name == agent.name)
+            && self.text.as_ref().is_none_or(has_text)
+            && self.after.is_none_or(|after| agent.created_at > after)
+            && self.before.is_none_or(|before| agent.created_at < before)
+            && self.metadata.iter().all(|(key, value)| agent.metadata.get(key) == Some(value))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum SortKey {
+    Created,
+    Updated,
+    Name,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sort {
+    key: SortKey,
+    descending: bool,
+}
+
+impl Sort {
+    fn of(text: Option<&str>) -> std::result::Result<Self, Problem> {
+        let text = text.unwrap_or("-created_at");
+        let (descending, name) = match text.strip_prefix('-') {
+            Some(name) => (true, name),
+            None => (false, text),
+        };
+        let key = match name {
+            "created_at" => SortKey::Created,
+            "updated_at" => SortKey::Updated,
+            "name" => SortKey::Name,
+            _ => {
+                return Err(Problem::field(
+                    "sort",
+                    "must be created_at, updated_at or name, with - in front to turn it round",
+                ));
+            }
+        };
+        Ok(Self { key, descending })
+    }
+
+    fn key(self, agent: &Agent) -> (String, String) {
+        let key = match self.key {
+            SortKey::Created => agent.created_at.to_string(),
+            SortKey::Updated => agent.updated_at.to_string(),
+            SortKey::Name => agent.name.to_lowercase(),
+        };
+        (key, agent.id.to_string())
+    }
+}
+
+fn statuses() -> [(&'static str, Status); 6] {
+    Status::ALL.map(|status| (status.as_str(), status))
+}
+
+/// The state that `If-Match` names; a stale one never matches.
+pub(crate) fn if_match(request: &Request, now: u64) -> std::result::Result<Option<u64>, Problem> {
+    let Some(value) = request.headers().get(http::header::IF_MATCH) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    let revision = text.trim_start_matches("W/").trim_matches('"').parse();
+    let revision = revision.map_err(|_| Problem::from(Rejection::StaleObject))?;
+    if revision == now { Ok(Some(revision)) } else { Err(Rejection::StaleObject.into()) }
+}
+
+fn expect_agent(reply: Reply) -> Result<AgentView> {
+    match reply {
+        Reply::Agent(view) => Ok(*view),
+        Reply::Done | Reply::Deployment(_) | Reply::Cloud(_) | Reply::Upload(_) => {
+            Err(Problem::internal().into())
+        }
+    }
+}
+
+impl Shared {
+    /// An agent as clients see it.
+    pub(crate) fn agent_body(&self, view: &AgentView) -> AgentBody {
+        let world = &self.service.world;
+        let id = view.agent.id;
+        AgentBody::of(
+            view,
+            &Live {
+                health: world.routes.health(id),
+                summary: world.meter.summary(id, world.now()),
+                uptime_percent: world.meter.uptime_percent(id),
+                public_url: self.settings.public_url.clone(),
+            },
+        )
+    }
+}
+
+impl AgentsApi {
+    /// The agents of one cloud, newest first.
+    pub(crate) async fn page_of_cloud(
+        &self,
+        tenant: Tenant,
+        cloud: domain::CloudId,
+        limit: Option<u32>,
+        cursor: Option<String>,
+    ) -> Result<AgentPage> {
+        let wanted = Wanted { clouds: Some(vec![cloud.to_string()]), ..Wanted::default() };
+        let limit = limit.unwrap_or(query::LIMIT);
+        let page = PageRequest { limit, cursor, total: false };
+        self.page(tenant, &wanted, Sort::of(None)?, page).await
+    }
+
+    fn answer(&self, view: &AgentView, is_replay: bool) -> AgentAnswer {
+        let body = Json(Success::of(self.0.agent_body(view)));
+        AgentAnswer::Ok(body, wire::etag(&view.agent), replayed(is_replay))
+    }
+
+    async fn change(
+        &self,
+        command: Command,
+        key: Option<domain::idempotency::Keyed>,
+    ) -> Result<AgentAnswer> {
+        let answer = self.0.service.change(command, key).await?;
+        let view = expect_agent(answer.value)?;
+        Ok(self.answer(&view, answer.replayed))
+    }
+
+    async fn page(
+        &self,
+        tenant: Tenant,
+        wanted: &Wanted,
+        sort: Sort,
+        page: PageRequest,
+    ) -> Result<AgentPage> {
+        let filter = cursor::filter(&[wanted, &sort, &tenant]);
+        let key = &self.0.settings.signing_key;
+        let after = cursor::read(key, page.cursor.as_deref(), &filter)?;
+        let limit = page.limit as usize;
+        let directory = self.0.service.directory().await?.read();
+        let mut found: Vec<_> = directory
+            .agents_of(tenant)
+            .filter(|agent| wanted.takes(agent))
+            .map(|agent| (sort.key(agent), agent))
+            .collect();
+        found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        if sort.descending {
+            found.reverse();
+        }
+        let total = page.total.then_some(found.len() as u64);
+        let beyond = |key: &(String, String)| match &after {
+            None => true,
+            Some(after) => {
+                let after = (after.key.as_str(), after.id.as_str());
+                let key = (key.0.as_str(), key.1.as_str());
+                if sort.descending { key < after } else { key > after }
+            }
+        };
+        let mut found: Vec<_> =
+            found.into_iter().filter(|(key, _)| beyond(key)).take(limit + 1).collect();
+        let has_more = found.len() > limit;
+        found.truncate(limit);
+        let last = found.last().map(|((key, id), _)| Cursor { key: key.clone(), id: id.clone() });
+        let views: Vec<AgentView> = found.iter().map(|(_, agent)| directory.view(agent)).collect();
+        drop(directory);
+        Ok(AgentPage {
+            items: views.iter().map(|view| self.0.agent_body(view)).collect(),
+            has_more,
+            next_cursor: last.filter(|_| has_more).map(|last| cursor::write(key, last, &filter)),
+            total,
+        })
+    }
+
+    async fn new_agent(&self, tenant: Tenant, body: CreateAgent) -> Result<Agent> {
+        let world = &self.0.service.world;
+        let (id, deployment) = (world.mint(AgentId::new), world.mint(DeploymentId::new));
+        let mut wrong: Wrong = vec![];
+        let environment = body.environment.unwrap_or_default();
+        let metadata = body.metadata.unwrap_or_default();
+        wire::check_environment(environment.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
+        wire::check_metadata(metadata.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
+        let resources = wire::resources(body.resources, Resources::default(), &mut wrong);
+        let scaling = wire::scaling(body.scaling.as_ref(), Scaling::default(), &mut wrong);
+        check_source(&body.source, &mut wrong);
+        if !wrong.is_empty() {
+            return Err(Problem::invalid(wrong).into());
+        }
+        let directory = self.0.service.directory().await?;
+        let cloud_id = body.cloud_id.parse().map_err(|_| no_cloud(&body.cloud_id))?;
+        let provider = directory.read().cloud(tenant, cloud_id)?.provider;
+        let source = self.source(tenant, id, body.source, provider, &directory.read())?;
+        let environment = environment
+            .into_iter()
+            .map(|(name, value)| Ok((name.clone(), self.variable(id, &name, value)?)))
+            .collect::<Result<_>>()?;
+        let now = world.now();
+        Ok(Agent {
+            id,
+            tenant,
+            cloud_id,
+            display_name: body.display_name.unwrap_or_else(|| body.name.clone()),
+            name: body.name,
+            spec: Spec {
+                source,
+                runtime: body.runtime.unwrap_or_default().into(),
+                resources,
+                environment,
+            },
+            scaling,
+            metadata,
+            desired: Desired::Run,
+            status: Status::Created,
+            reason: Some(domain::agent::StatusReason {
+                code: "DEPLOYING".to_owned(),
+                message: "the first deployment is on its way".to_owned(),
+                since: now,
+            }),
+            version: None,
+            live_deployment: None,
+            latest_version: 0,
+            deployment,
+            waiting: None,
+            created_at: now,
+            updated_at: now,
+            deployed_at: None,
+            revision: 1,
+        })
+    }
+
+    /// A variable's value; one that sounds like a secret is sealed here, before anything is proposed.
+    fn variable(&self, agent: AgentId, name: &str, value: String) -> Result<Variable> {
+        refuse_secrets(&format!("environment.{name}"), &value)?;
+        let value = value.replace("$${", "${");
+        if !wire::needs_seal(name) {
+            return Ok(Variable::Plain(value));
+        }
+        let world = &self.0.service.world;
+        let place = sealed_place(agent, name);
+        Ok(Variable::Sealed(world.sealer.seal(&value, &place, &*world.ports.entropy)))
+    }
+
+    fn source(
+        &self,
+        tenant: Tenant,
+        agent: AgentId,
+        body: SourceRequest,
+        provider: Provider,
+        directory: &Directory,
+    ) -> Result<Source> {
+        match body.kind {
+            SourceKind::Github => Ok(Source::Github {
+                repo: body.repo.unwrap_or_default(),
+                branch: body.branch,
+                path: body.path.filter(|path| !path.is_empty()),
+            }),
+            SourceKind::Docker if provider != Provider::Docker => {
+                let why = "a docker image needs a docker cloud; choose another cloud or source";
+                Err(Problem::field("source", why).into())
+            }
+            SourceKind::Docker => {
+                let credentials = body.credentials.map(|given| {
+                    refuse_secrets("source.credentials.password", &given.password)?;
+                    let world = &self.0.service.world;
+                    let place = sealed_place(agent, "source.credentials.password");
+                    let password =
+                        world.sealer.seal(&given.password, &place, &*world.ports.entropy);
+                    Ok::<_, ApiError>(Credentials { username: given.username, password })
+                });
+                Ok(Source::Docker {
+                    image: body.image.unwrap_or_default(),
+                    credentials: credentials.transpose()?,
+                })
+            }
+            SourceKind::Upload => {
+                let url = body.archive_url.unwrap_or_default();
+                let upload_id: UploadId = self.0.upload_of(&url)?;
+                let upload = directory
+                    .upload(tenant, upload_id)
+                    .map_err(|_| crate::uploads::invalid_archive_url())?;
+                let received = upload.received.as_ref().ok_or(Rejection::UploadNotReady)?;
+                Ok(Source::Upload { upload_id, sha256: received.sha256.clone() })
+            }
+        }
+    }
+
+    async fn patch(
+        &self,
+        before: &Agent,
+        body: UpdateAgent,
+        json: &serde_json::Value,
+    ) -> Result<AgentPatch> {
+        let mut wrong: Wrong = vec![];
+        let environment = body.environment.unwrap_or_default();
+        let metadata = body.metadata.unwrap_or_default();
+        let after = patched(&before.spec.environment, &environment);
+        wire::check_environment(after.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
+        let mut notes = before.metadata.clone();
+        domain::cloud::merge(&mut notes, &metadata);
+        wire::check_metadata(notes.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
+        let mut resources_before = before.spec.resources.clone();
+        if json.pointer("/resources/gpu").is_some_and(serde_json::Value::is_null) {
+            resources_before.gpu = None;
+        }
+        let resources =
+            body.resources.map(|given| wire::resources(Some(given), resources_before, &mut wrong));
+        let scaling =
+            body.scaling.map(|given| wire::scaling(Some(&given), before.scaling, &mut wrong));
+        if let Some(source) = &body.source {
+            check_source(source, &mut wrong);
+        }
+        if !wrong.is_empty() {
+            return Err(Problem::invalid(wrong).into());
+        }
+        let source = match body.source {
+            None => None,
+            Some(source) => Some(self.new_source(before, source).await?),
+        };
+        let environment = environment
+            .into_iter()
+            .map(|(name, value)| {
+                let value = match value {
+                    None => None,
+                    Some(mask) if mask == MASK => Some(Variable::Unchanged),
+                    Some(value) => Some(self.variable(before.id, &name, value)?),
+                };
+                Ok((name, value))
+            })
+            .collect::<Result<_>>()?;
+        Ok(AgentPatch {
+            display_name: body.display_name,
+            source,
+            runtime: body.runtime.map(Into::into),
+            resources,
+            scaling,
+            environment,
+            metadata,
+        })
+    }
+
+    async fn new_source(&self, agent: &Agent, source: SourceRequest) -> Result<Source> {
+        let directory = self.0.service.directory().await?.read();
+        let provider = directory.cloud(agent.tenant, agent.cloud_id)?.provider;
+        self.source(agent.tenant, agent.id, source, provider, &directory)
+    }
+
+    async fn redeployment(
+        &self,
+        tenant: Tenant,
+        id: AgentId,
+        body: RedeployRequest,
+    ) -> Result<Redeploy> {
+        let source = match body.source {
+            None => None,
+            Some(source) => {
+                let mut wrong = vec![];
+                check_source(&source, &mut wrong);
+                if !wrong.is_empty() {
+                    return Err(Problem::invalid(wrong).into());
+                }
+                let agent = self.0.service.agent(tenant, id).await?.agent;
+                Some(self.new_source(&agent, source).await?)
+            }
+        };
+        let strategy = match body.strategy {
+            Some(StrategyBody::Immediate) => Strategy::Immediate,
+            Some(StrategyBody::Rolling) | None => Strategy::Rolling,
+        };
+        Ok(Redeploy { source, strategy, no_cache: body.no_cache.unwrap_or_default() })
+    }
+}
+
+/// The environment as it would be, for its limits; sealed values count as their mask.
+fn patched(
+    before: &BTreeMap<String, Variable>,
+    patch: &BTreeMap<String, Option<String>>,
+) -> BTreeMap<String, String> {
+    let text = |variable: &Variable| match variable {
+        Variable::Plain(text) => text.clone(),
+        Variable::Sealed(_) | Variable::Unchanged => MASK.to_owned(),
+    };
+    let mut after = before.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    domain::cloud::merge(&mut after, patch);
+    after
+}
+
+fn no_cloud(id: &str) -> Problem {
+    let id: String = id.chars().take(64).collect();
+    Problem::new(
+        http::StatusCode::NOT_FOUND,
+        "CLOUD_NOT_FOUND",
+        "the specified cloud does not exist",
+    )
+    .with(serde_json::json!({ "cloud_id": id }))
+}
+
+/// Secrets do not exist yet, so no reference to one can be right.
+fn refuse_secrets(field: &str, value: &str) -> std::result::Result<(), Problem> {
+    let Some(name) = wire::secret_references(value).into_iter().next() else { return Ok(()) };
+    let name: String = name.chars().take(64).collect();
+    let message = format!("the secret {name} does not exist; write $${{ to mean the text itself");
+    Err(Problem::new(http::StatusCode::BAD_REQUEST, "SECRET_NOT_FOUND", message)
+        .with(serde_json::json!({ "field": field, "name": name })))
+}
+
+/// Which fields belong to which kind of source.
+fn check_source(source: &SourceRequest, wrong: &mut Wrong) {
+    let SourceRequest { kind, repo, branch, path, image, credentials, archive_url } = source;
+    let given = [
+        ("repo", SourceKind::Github, repo.is_some(), true),
+        ("branch", SourceKind::Github, branch.is_some(), false),
+        ("path", SourceKind::Github, path.is_some(), false),
+        ("image", SourceKind::Docker, image.is_some(), true),
+        ("credentials", SourceKind::Docker, credentials.is_some(), false),
+        ("archive_url", SourceKind::Upload, archive_url.is_some(), true),
+    ];
+    for (field, owner, is_given, is_required) in given {
+        let field = || format!("source.{field}");
+        match (owner == *kind, is_given) {
+            (true, false) if is_required => {
+                wrong.push((field(), "is required for this type".to_owned()))
+            }
+            (false, true) => {
+                wrong.push((field(), "does not belong to this type of source".to_owned()))
+            }
+            _ => {}
+        }
+    }
+    let odd = |text: &str| text.split('/').any(|part| part == "..") || text.contains(['\\', '\0']);
+    if path.as_deref().is_some_and(|path| odd(path) || path.starts_with('/')) {
+        wrong.push(("source.path".to_owned(), "must be a folder inside the repository".to_owned()));
+    }
+    if branch.as_deref().is_some_and(|branch| {
+        branch.starts_with('-') || !branch.bytes().all(|b| b.is_ascii_graphic())
+    }) {
+        wrong.push(("source.branch".to_owned(), "must be the name of a branch".to_owned()));
+    }
+}

@@ -1,0 +1,11 @@
+//! Wire twins of domain records: the only names that clients see. Each file turns one noun into its
+//! body and a body into its noun.
+
+pub mod agent;
+pub mod cloud;
+pub mod deployment;
+pub mod invocation;
+pub mod job;
+pub mod log;
+pub mod metrics;
+pub mod upload;

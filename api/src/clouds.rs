@@ -1,0 +1,313 @@
+//! `/v1/clouds`: the deployment targets of agents.
+
+use domain::{
+    CloudId,
+    account::{Mode, Tenant},
+    cloud::{Cloud, CloudPatch, Provider},
+    directory::{Command, Directory, Reply},
+};
+use poem::Request;
+use poem_openapi::{
+    ApiResponse, OpenApi,
+    param::{Path, Query},
+    payload::Json,
+};
+
+use crate::{
+    Handle,
+    agents::{AgentPage, if_match},
+    body::{
+        agent::{Wrong, check_metadata},
+        cloud::{CloudBody, Counted, CreateCloud, Machine, ProviderBody, UpdateCloud},
+    },
+    caller::{Caller, Scope},
+    check::Checked,
+    cursor::{self, Cursor},
+    envelope::{Deleted, Page, Success},
+    error::{ApiError, Problem},
+    query,
+    repeat::{self, keyed, replayed},
+};
+
+pub(crate) struct CloudsApi(pub(crate) Handle);
+
+/// A cloud, with its state for `If-Match`.
+#[derive(ApiResponse)]
+pub(crate) enum CloudAnswer {
+    /// The cloud as it is now.
+    #[oai(status = 200)]
+    Ok(
+        Json<Success<CloudBody>>,
+        #[oai(header = "ETag")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
+}
+
+/// A new cloud.
+#[derive(ApiResponse)]
+pub(crate) enum CloudCreated {
+    /// The cloud.
+    #[oai(status = 201)]
+    Created(
+        Json<Success<CloudBody>>,
+        #[oai(header = "ETag")] String,
+        #[oai(header = "Location")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
+}
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+fn cloud_id(text: &str) -> std::result::Result<CloudId, Problem> {
+    text.parse().map_err(|_| {
+        let text: String = text.chars().take(64).collect();
+        let message = "the specified cloud does not exist";
+        Problem::new(http::StatusCode::NOT_FOUND, "CLOUD_NOT_FOUND", message)
+            .with(serde_json::json!({ "cloud_id": text }))
+    })
+}
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Clouds")]
+impl CloudsApi {
+    /// List clouds
+    ///
+    /// Scope: `clouds:read`. Newest first.
+    #[oai(path = "/clouds", method = "get", operation_id = "listClouds")]
+    async fn list(
+        &self,
+        caller: Caller,
+        /// Items of a page.
+        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
+        limit: Query<Option<u32>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+        /// Only of this name.
+        name: Query<Option<String>>,
+    ) -> Result<Json<Success<Page<CloudBody>>>> {
+        caller.permit(Scope::CloudsRead)?;
+        let tenant = caller.tenant();
+        let filter = cursor::filter(&[&tenant, &name.0]);
+        let key = &self.0.settings.signing_key;
+        let after = cursor::read(key, cursor.0.as_deref(), &filter)?;
+        let after: Option<CloudId> = after.and_then(|after| after.id.parse().ok());
+        let directory = self.0.service.directory().await?.read();
+        let limit = limit.0.unwrap_or(query::LIMIT) as usize;
+        let mut rows: Vec<_> = directory
+            .clouds
+            .rows()
+            .rev()
+            .map(|(_, cloud)| cloud)
+            .filter(|cloud| cloud.tenant == tenant)
+            .filter(|cloud| name.0.as_ref().is_none_or(|name| *name == cloud.name))
+            .filter(|cloud| after.is_none_or(|after| cloud.id < after))
+            .take(limit + 1)
+            .collect();
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let last = rows.last().filter(|_| has_more).map(|cloud| cloud.id.to_string());
+        let next_cursor =
+            last.map(|id| cursor::write(key, Cursor { key: String::new(), id }, &filter));
+        let items = rows.iter().map(|cloud| body(cloud, &directory)).collect();
+        Ok(Json(Success::of(Page { items, has_more, next_cursor })))
+    }
+
+    /// Create a cloud
+    ///
+    /// Scope: `clouds:write`.
+    #[oai(path = "/clouds", method = "post", operation_id = "createCloud")]
+    async fn create(
+        &self,
+        caller: Caller,
+        request: &Request,
+        body: Checked<CreateCloud>,
+    ) -> Result<CloudCreated> {
+        caller.permit(Scope::CloudsWrite)?;
+        let tenant = caller.tenant();
+        let key = keyed(request, tenant, body.fingerprint)?;
+        let cloud = self.new_cloud(tenant, body.body)?;
+        let answer = self.0.service.change(Command::CreateCloud(Box::new(cloud)), key).await?;
+        let body = self.expect(answer.value)?;
+        let (etag, location) = (body.etag.clone(), format!("/v1/clouds/{}", body.id));
+        let replayed = replayed(answer.replayed);
+        Ok(CloudCreated::Created(Json(Success::of(body)), etag, location, replayed))
+    }
+
+    /// Get a cloud
+    ///
+    /// Scope: `clouds:read`.
+    #[oai(path = "/clouds/:id", method = "get", operation_id = "getCloud")]
+    async fn get(
+        &self,
+        caller: Caller,
+        /// The cloud.
+        id: Path<String>,
+    ) -> Result<CloudAnswer> {
+        caller.permit(Scope::CloudsRead)?;
+        let id = cloud_id(&id)?;
+        let directory = self.0.service.directory().await?.read();
+        let cloud = directory.cloud(caller.tenant(), id)?;
+        let body = body(&cloud, &directory);
+        let etag = body.etag.clone();
+        Ok(CloudAnswer::Ok(Json(Success::of(body)), etag, None))
+    }
+
+    /// Update a cloud
+    ///
+    /// Scope: `clouds:write`. A JSON merge patch.
+    #[oai(path = "/clouds/:id", method = "patch", operation_id = "updateCloud")]
+    async fn update(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The cloud.
+        id: Path<String>,
+        body: Checked<UpdateCloud>,
+    ) -> Result<CloudAnswer> {
+        caller.permit(Scope::CloudsWrite)?;
+        let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
+        let key = keyed(request, tenant, body.fingerprint)?;
+        let before = self.0.service.directory().await?.read().cloud(tenant, id)?;
+        let if_match = if_match(request, before.revision)?;
+        let metadata = body.body.metadata.unwrap_or_default();
+        let mut notes = before.metadata.clone();
+        domain::cloud::merge(&mut notes, &metadata);
+        check_notes(&notes)?;
+        let patch = CloudPatch {
+            display_name: body.body.display_name,
+            limits: body.body.limits.map(Into::into),
+            node_selector: None,
+            metadata,
+        };
+        let command = Command::UpdateCloud { tenant, id, patch, if_match };
+        let answer = self.0.service.change(command, key).await?;
+        let body = self.expect(answer.value)?;
+        let etag = body.etag.clone();
+        Ok(CloudAnswer::Ok(Json(Success::of(body)), etag, replayed(answer.replayed)))
+    }
+
+    /// Delete a cloud
+    ///
+    /// Scope: `clouds:write`. A cloud with agents stays.
+    #[oai(path = "/clouds/:id", method = "delete", operation_id = "deleteCloud")]
+    async fn delete(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The cloud.
+        id: Path<String>,
+    ) -> Result<Json<Success<Deleted>>> {
+        caller.permit(Scope::CloudsWrite)?;
+        let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.0.service.change(Command::DeleteCloud { tenant, id }, key).await?;
+        Ok(Json(Success::of(Deleted::of(id))))
+    }
+
+    /// List a cloud's agents
+    ///
+    /// Scope: `agents:read`. Newest first.
+    #[oai(path = "/clouds/:id/agents", method = "get", operation_id = "listCloudAgents")]
+    async fn agents(
+        &self,
+        caller: Caller,
+        /// The cloud.
+        id: Path<String>,
+        /// Items of a page.
+        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
+        limit: Query<Option<u32>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+    ) -> Result<Json<Success<AgentPage>>> {
+        caller.permit(Scope::AgentsRead)?;
+        let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
+        self.0.service.directory().await?.read().cloud(tenant, id)?;
+        let agents = crate::agents::AgentsApi(self.0.clone());
+        let page = agents.page_of_cloud(tenant, id, limit.0, cursor.0).await?;
+        Ok(Json(Success::of(page)))
+    }
+}
+
+fn check_notes(notes: &std::collections::BTreeMap<String, String>) -> Result<()> {
+    let mut wrong: Wrong = vec![];
+    check_metadata(notes.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
+    if wrong.is_empty() { Ok(()) } else { Err(Problem::invalid(wrong).into()) }
+}
+
+impl CloudsApi {
+    fn new_cloud(&self, tenant: Tenant, body: CreateCloud) -> Result<Cloud> {
+        let metadata = body.metadata.unwrap_or_default();
+        check_notes(&metadata)?;
+        let provider = match (body.provider, tenant.mode) {
+            (None | Some(ProviderBody::Sandbox), Mode::Test) => Provider::Sandbox,
+            (Some(ProviderBody::Process | ProviderBody::Docker), Mode::Test) => {
+                return Err(
+                    Problem::field("provider", "a test key may make only sandbox clouds").into()
+                );
+            }
+            (None | Some(ProviderBody::Process), Mode::Live) => Provider::Process,
+            (Some(ProviderBody::Sandbox), Mode::Live) => {
+                return Err(Problem::field(
+                    "provider",
+                    "sandbox clouds belong to test mode; use a test key",
+                )
+                .into());
+            }
+            (Some(ProviderBody::Docker), Mode::Live) => {
+                return Err(Problem::field(
+                    "provider",
+                    "this release runs no docker clouds; use process",
+                )
+                .into());
+            }
+        };
+        let world = &self.0.service.world;
+        let now = world.now();
+        Ok(Cloud {
+            id: world.mint(CloudId::new),
+            tenant,
+            display_name: body.display_name.unwrap_or_else(|| body.name.clone()),
+            name: body.name,
+            region: body.region.unwrap_or_else(|| "local".to_owned()),
+            provider,
+            is_default: false,
+            limits: body.limits.unwrap_or_default().into(),
+            node_selector: Default::default(),
+            metadata,
+            created_at: now,
+            updated_at: now,
+            revision: 1,
+        })
+    }
+
+    fn expect(&self, reply: Reply) -> Result<CloudBody> {
+        match reply {
+            Reply::Cloud(cloud) => Ok(body(&cloud, &self.0.service.world.directory().read())),
+            Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Upload(_) => {
+                Err(Problem::internal().into())
+            }
+        }
+    }
+}
+
+fn body(cloud: &Cloud, directory: &Directory) -> CloudBody {
+    let mut counted = Counted::default();
+    for agent in directory.agents_of(cloud.tenant).filter(|agent| agent.cloud_id == cloud.id) {
+        let instances = directory.instances_of(agent.id).count() as u64;
+        counted.agents += 1;
+        counted.cpu += instances * u64::from(agent.spec.resources.cpu);
+        counted.memory_mb += instances * u64::from(agent.spec.resources.memory_mb);
+    }
+    CloudBody::of(cloud, counted, machine())
+}
+
+/// What this machine has; asked once.
+fn machine() -> Machine {
+    static MACHINE: std::sync::OnceLock<Machine> = std::sync::OnceLock::new();
+    *MACHINE.get_or_init(|| {
+        let cpu = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        Machine { cpu, memory_mb: kib.unwrap_or_default() / 1024 }
+    })
+}

@@ -1,0 +1,143 @@
+//! The OpenAPI document, generated from the code and finished here: what poem-openapi does not say by
+//! itself but the service promises for every operation.
+
+use poem::{Endpoint, Response, endpoint::make_sync};
+use poem_openapi::Tags;
+use serde_json::{Map, Value, json};
+
+/// Groups of operations.
+#[derive(Tags)]
+pub(crate) enum Tag {
+    /// Deploy, look after and observe agents.
+    Agents,
+    /// Call agents.
+    Invocations,
+    /// Asynchronous invocations.
+    Jobs,
+    /// Deployment targets.
+    Clouds,
+    /// Archives.
+    Uploads,
+}
+
+const DESCRIPTION: &str = "Roost hosts AI agents: from a GitHub repository, a Docker image or an \
+    uploaded archive to a running, invocable, observed agent. Every answer wears an envelope: \
+    `success`, `data` or `error`, and `meta` with a `request_id`. Clients must ignore fields they do \
+    not know.";
+
+/// The document, as it is committed and served.
+pub fn document() -> String {
+    let mut document: Value =
+        serde_json::from_str(&crate::apis(None).spec()).expect("the generator writes JSON");
+    document["info"]["description"] = json!(DESCRIPTION);
+    document["servers"] = json!([{ "url": "/" }]);
+    let request_schemas = request_schemas(&document);
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        for (name, schema) in schemas {
+            finish_schema(schema, request_schemas.contains(&name.as_str()));
+        }
+    }
+    if let Some(paths) = document["paths"].as_object_mut() {
+        for operation in
+            paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut)
+        {
+            finish_operation(operation);
+        }
+    }
+    let mut text = serde_json::to_string_pretty(&document).expect("a JSON value writes JSON");
+    text.push('\n');
+    text
+}
+
+/// Serves the document.
+pub(crate) fn endpoint() -> impl Endpoint<Output = Response> {
+    let text = document();
+    make_sync(move |_| {
+        Response::builder().content_type("application/json; charset=utf-8").body(text.clone())
+    })
+}
+
+/// Names of the schemas that request bodies are made of.
+fn request_schemas(document: &Value) -> Vec<&'static str> {
+    const REQUESTS: [&str; 14] = [
+        "CreateAgent",
+        "UpdateAgent",
+        "SourceRequest",
+        "CredentialsRequest",
+        "ResourcesRequest",
+        "ScalingRequest",
+        "RedeployRequest",
+        "RollbackRequest",
+        "InvokeRequest",
+        "InvokeOptions",
+        "RetryRequest",
+        "CancelRequest",
+        "CreateCloud",
+        "UpdateCloud",
+    ];
+    let known = &document["components"]["schemas"];
+    let missing = REQUESTS.iter().find(|name| known.get(**name).is_none());
+    debug_assert!(missing.is_none(), "{missing:?} is not in the document");
+    REQUESTS.iter().copied().chain(["CreateUpload"]).collect()
+}
+
+/// A member that is not required may be null; a request takes no members it does not name.
+fn finish_schema(schema: &mut Value, is_request: bool) {
+    let required: Vec<String> = schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|name| name.as_str().map(str::to_owned))
+        .collect();
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for (_, property) in properties.iter_mut().filter(|(name, _)| !required.contains(name)) {
+        make_nullable(property);
+    }
+    if is_request {
+        schema["additionalProperties"] = json!(false);
+    }
+}
+
+fn make_nullable(property: &mut Value) {
+    match property.get("$ref").cloned() {
+        Some(reference) => {
+            *property = json!({ "allOf": [{ "$ref": reference }], "nullable": true })
+        }
+        None => property["nullable"] = json!(true),
+    }
+    if let Some(items) = property.get_mut("additionalProperties").filter(|items| items.is_object())
+    {
+        items["nullable"] = json!(true);
+    }
+}
+
+/// What holds for every operation.
+fn finish_operation(operation: &mut Value) {
+    let description = operation["description"].as_str().unwrap_or_default();
+    let scopes: Vec<Value> = match description.split_once("Scope: ") {
+        Some((_, rest)) => rest
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .take_while(|word| word.contains(':') && !word.contains(' '))
+            .map(|scope| json!(scope))
+            .collect(),
+        None => vec![],
+    };
+    operation["x-scopes"] = Value::Array(scopes);
+    let has_body = operation.get("requestBody").is_some();
+    if let Some(responses) = operation["responses"].as_object_mut() {
+        // No operation is answered with these unless it takes a body or calls an agent.
+        if !has_body {
+            responses.remove("413");
+        }
+        for response in responses.values_mut() {
+            response["headers"]["X-Request-Id"] = json!({
+                "description": "Our name for this request.",
+                "schema": { "type": "string" },
+            });
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What surrounds every request: a name, limits, identification, the envelope for whatever goes
+//! wrong, and a line in the log.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use domain::RequestId;
+use futures::FutureExt as _;
+use http::{HeaderValue, Method, StatusCode, header};
+use poem::{
+    Body, Endpoint, EndpointExt as _, Error, Request, Response,
+    error::{MethodNotAllowedError, NotFoundError, ReadBodyError},
+};
+use poem_openapi::error::{
+    AuthorizationError, ContentTypeError, ParseMultipartError, ParseParamError, ParsePathError,
+    ParseRequestPayloadError,
+};
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::{
+    Shared,
+    caller::{Identified, identified, identify},
+    envelope::Current,
+    error::Problem,
+};
+
+/// Most bytes of a JSON body.
+const BODY_BYTES_MAX: usize = 1024 * 1024;
+/// Most bytes of an invocation's body: 6 MiB of input and its wrapping.
+const INVOKE_BODY_BYTES_MAX: usize = 6 * 1024 * 1024 + 64 * 1024;
+/// Longest address.
+const URI_BYTES_MAX: usize = 8 * 1024;
+/// Largest header.
+const HEADER_BYTES_MAX: usize = 32 * 1024;
+/// Longest request id of a client that is written to our log.
+const CLIENT_REQUEST_ID_MAX: usize = 128;
+
+/// Puts the layers around the routes.
+pub(crate) fn around(
+    shared: Arc<Shared>,
+    routes: impl Endpoint<Output = Response>,
+) -> impl Endpoint<Output = Response> {
+    let routes = Arc::new(routes);
+    poem::endpoint::make(move |request| {
+        let (shared, routes) = (Arc::clone(&shared), Arc::clone(&routes));
+        async move { Ok::<_, Error>(serve(&shared, &*routes, request).await) }
+    })
+    .map_to_response()
+}
+
+async fn serve(
+    shared: &Shared,
+    routes: &impl Endpoint<Output = Response>,
+    mut request: Request,
+) -> Response {
+    let world = &shared.service.world;
+    let current =
+        Current { request_id: world.mint(RequestId::new), at: world.now(), began: Instant::now() };
+    let span = tracing::debug_span!("request", request_id = %current.request_id);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let client_id = client_request_id(&request);
+    let answer = async {
+        match admit(shared, &mut request) {
+            Ok(()) => call(routes, request).await,
+            Err(problem) => problem.response(),
+        }
+    };
+    let mut response = current.scope(answer.instrument(span)).await;
+    if let Ok(value) = HeaderValue::from_str(&current.request_id.to_string()) {
+        response.headers_mut().insert("x-request-id", value);
+    }
+    let status = response.status().as_u16();
+    let elapsed = current.began.elapsed();
+    tracing::debug!(request_id = %current.request_id, client_request_id = client_id, %method, path, status, ?elapsed, "answered");
+    response
+}
+
+fn client_request_id(request: &Request) -> Option<String> {
+    let text = request.headers().get("x-request-id")?.to_str().ok()?;
+    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+    (visible && text.len() <= CLIENT_REQUEST_ID_MAX).then(|| text.to_owned())
+}
+
+/// Whether the request may go on; it leaves with a bounded body and a known caller.
+fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
+    if request.uri().to_string().len() > URI_BYTES_MAX {
+        let message = format!("the address is longer than {URI_BYTES_MAX} bytes");
+        return Err(Problem::new(StatusCode::URI_TOO_LONG, "INVALID_REQUEST", message));
+    }
+    let header_bytes: usize =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if header_bytes > HEADER_BYTES_MAX {
+        let message = format!("the header is larger than {HEADER_BYTES_MAX} bytes");
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        return Err(Problem::new(status, "INVALID_REQUEST", message));
+    }
+    bound_body(request)?;
+    let identity = identify(shared, request.headers());
+    request.extensions_mut().insert(Identified(identity));
+    Ok(())
+}
+
+/// Routes that take their body as a stream and bound it themselves.
+fn takes_stream(request: &Request) -> bool {
+    let path = request.uri().path();
+    let is_multipart = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| value.starts_with("multipart/form-data"));
+    path.starts_with("/v1/uploads/") && request.method() == Method::PUT
+        || path == "/v1/uploads" && is_multipart
+}
+
+fn bound_body(request: &mut Request) -> Result<(), Problem> {
+    if takes_stream(request) {
+        return Ok(());
+    }
+    let path = request.uri().path();
+    let is_call = path.ends_with("/invoke") || path.contains("/http/");
+    let most = if is_call { INVOKE_BODY_BYTES_MAX } else { BODY_BYTES_MAX };
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > most) {
+        return Err(too_large(most));
+    }
+    let body: http_body_util::combinators::BoxBody<_, _> = request.take_body().into();
+    let limited = http_body_util::Limited::new(body, most);
+    let limited = http_body_util::BodyExt::map_err(limited, move |error| {
+        match error.downcast::<http_body_util::LengthLimitError>() {
+            Ok(_) => std::io::Error::new(std::io::ErrorKind::FileTooLarge, most.to_string()),
+            Err(other) => std::io::Error::other(other),
+        }
+    });
+    request.set_body(Body::from(http_body_util::BodyExt::boxed(limited)));
+    Ok(())
+}
+
+fn too_large(most: usize) -> Problem {
+    let message = format!("the body is larger than {most} bytes");
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", message)
+        .with(json!({ "max_bytes": most }))
+}
+
+async fn call(routes: &impl Endpoint<Output = Response>, request: Request) -> Response {
+    let credentials = identified(&request).err();
+    let (path, is_head) = (request.uri().path().to_owned(), request.method() == Method::HEAD);
+    let answered = AssertUnwindSafe(routes.call(request)).catch_unwind().await;
+    let mut response = match answered {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => dressed(error, credentials, &path),
+        Err(_) => {
+            tracing::error!(path, "a handler panicked");
+            Problem::internal().response()
+        }
+    };
+    if is_head {
+        response.set_body(Body::empty());
+    }
+    response
+}
+
+/// An error of the framework in our own words.
+fn dressed(error: Error, credentials: Option<Problem>, path: &str) -> Response {
+    if error.is_from_response() {
+        return error.into_response();
+    }
+    problem_of(&error, credentials, path).response()
+}
+
+fn problem_of(error: &Error, credentials: Option<Problem>, path: &str) -> Problem {
+    if error.is::<NotFoundError>() || error.is::<ParsePathError>() {
+        return Problem::no_route(path);
+    }
+    if error.is::<MethodNotAllowedError>() {
+        let message = "this path does not take this method; see /docs";
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message);
+    }
+    if error.is::<AuthorizationError>() {
+        return credentials.unwrap_or_else(Problem::internal);
+    }
+    if error.is::<ContentTypeError>() {
+        let message = "this operation does not take this Content-Type; see /docs";
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Problem::new(status, "UNSUPPORTED_MEDIA_TYPE", message);
+    }
+    if let Some(param) = error.downcast_ref::<ParseParamError>() {
+        return Problem::field(param.name, plain(&param.reason));
+    }
+    if let Some(body) = error.downcast_ref::<ReadBodyError>() {
+        return unreadable_body(body);
+    }
+    if error.is::<ParseMultipartError>() || error.is::<ParseRequestPayloadError>() {
+        let message = "the body can't be read; see /docs for its shape";
+        return Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message);
+    }
+    match error.status() {
+        StatusCode::UNAUTHORIZED => credentials.unwrap_or_else(Problem::internal),
+        status if status.is_client_error() => {
+            Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", "the request can't be read")
+        }
+        _ => {
+            tracing::error!(%error, path, "a request failed");
+            Problem::internal()
+        }
+    }
+}
+
+fn unreadable_body(error: &ReadBodyError) -> Problem {
+    if let ReadBodyError::Io(cause) = error
+        && cause.kind() == std::io::ErrorKind::FileTooLarge
+    {
+        return too_large(cause.to_string().parse().unwrap_or(BODY_BYTES_MAX));
+    }
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "INVALID_REQUEST",
+        "the body could not be read to its end",
+    )
+}
+
+/// The framework's words for a wrong parameter, without its inner names.
+fn plain(reason: &str) -> String {
+    match reason.rsplit_once(": ") {
+        Some((_, why)) if !why.is_empty() => why.to_owned(),
+        _ if reason.contains("verification failed") => {
+            reason.replace("verification failed. ", "must satisfy ")
+        }
+        _ => reason.to_owned(),
+    }
+}

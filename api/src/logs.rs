@@ -1,0 +1,260 @@
+//! `GET /v1/agents/{id}/logs`: what an agent wrote, or writes.
+
+use std::{sync::Arc, time::Duration};
+
+use actors::{
+    ports::{Channel, LogLine, LogQuery},
+    world::World,
+};
+use domain::AgentId;
+use futures::{StreamExt as _, stream::BoxStream};
+use http::header;
+use poem::{Request, web::sse::Event};
+use poem_openapi::{
+    ApiResponse, OpenApi, ResponseContent,
+    param::{Path, Query},
+    payload::{EventStream, Json},
+    types::ToJSON as _,
+};
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::{
+    Handle,
+    agents::agent_id,
+    body::log::{LogLineBody, LogPage},
+    caller::{Caller, Scope},
+    envelope::Success,
+    error::{ApiError, Problem},
+    query,
+};
+
+/// Between comments that keep an idle stream open.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Lines, unless `tail` says otherwise.
+const TAIL: u32 = 100;
+/// Levels from the quietest on.
+const LEVELS: [(&str, &str); 4] =
+    [("debug", "debug"), ("info", "info"), ("warn", "warn"), ("error", "error")];
+const CHANNELS: [(&str, Channel); 4] = [
+    ("stdout", Channel::Stdout),
+    ("stderr", Channel::Stderr),
+    ("build", Channel::Build),
+    ("system", Channel::System),
+];
+
+pub(crate) struct LogsApi(pub(crate) Handle);
+
+/// Lines, whole or as they come.
+#[derive(ResponseContent)]
+pub(crate) enum LogContent {
+    /// A page, oldest first.
+    Json(Json<Success<LogPage>>),
+    /// With `follow=true`: one event per line; `event: end` when the agent is deleted.
+    Sse(EventStream<BoxStream<'static, LogLineBody>>),
+}
+
+/// The answer to a look at logs.
+#[derive(ApiResponse)]
+pub(crate) enum LogAnswer {
+    /// The lines.
+    #[oai(status = 200)]
+    Ok(LogContent),
+}
+
+/// A cursor of lines: the id of the last one.
+pub(crate) fn after(cursor: Option<&str>) -> Result<Option<u64>, Problem> {
+    let Some(text) = cursor else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| {
+        let message = "this cursor is not valid here; use the next_cursor of a page of this log";
+        Problem::new(http::StatusCode::BAD_REQUEST, "INVALID_CURSOR", message)
+    })
+}
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Agents")]
+impl LogsApi {
+    /// Retrieve or stream an agent's logs
+    ///
+    /// Scope: `agents:read`. The last lines, oldest first; with `since` or `cursor` the first lines
+    /// from there. With `follow=true` a stream that goes on with new lines; `Last-Event-ID` resumes it.
+    #[oai(path = "/agents/:id/logs", method = "get", operation_id = "getAgentLogs")]
+    #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
+    async fn logs(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+        /// Only lines after this time.
+        since: Query<Option<String>>,
+        /// Only lines before this time.
+        until: Query<Option<String>>,
+        /// At most this many lines, 0 to 5000; default 100.
+        #[oai(validator(minimum(value = "0"), maximum(value = "5000")))]
+        tail: Query<Option<u32>>,
+        /// Go on with new lines.
+        follow: Query<Option<bool>>,
+        /// Only these levels: `debug`, `info`, `warn`, `error`.
+        level: Query<Option<String>>,
+        /// Only this level and louder ones.
+        min_level: Query<Option<String>>,
+        /// Only lines with this text.
+        q: Query<Option<String>>,
+        /// Only of this request.
+        request_id: Query<Option<String>>,
+        /// Only of this job.
+        job_id: Query<Option<String>>,
+        /// Only of this instance.
+        instance_id: Query<Option<String>>,
+        /// Only from `stdout`, `stderr`, `build` or `system`.
+        stream: Query<Option<String>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+    ) -> Result<LogAnswer, ApiError> {
+        caller.permit(Scope::AgentsRead)?;
+        let (tenant, id) = (caller.tenant(), agent_id(&id)?);
+        let after = after(cursor.0.as_deref())?;
+        let instance_id = instance_id.0.map(|text| {
+            text.parse().map_err(|_| Problem::field("instance_id", "must be the id of an instance"))
+        });
+        let mut query = LogQuery {
+            since: query::time("since", since.0)?,
+            until: query::time("until", until.0)?,
+            after,
+            levels: levels(level.0.as_deref(), min_level.0.as_deref())?,
+            channels: query::words("stream", stream.0.as_deref(), &CHANNELS)?,
+            instance_id: instance_id.transpose()?,
+            deployment_id: None,
+            text: q.0,
+            request_id: request_id.0,
+            job_id: job_id.0,
+            limit: tail.0.unwrap_or(TAIL) as usize,
+            from_start: false,
+        };
+        query.from_start = query.since.is_some() || after.is_some();
+        self.0.service.directory().await?.read().agent(tenant, id)?;
+        let world = Arc::clone(&self.0.service.world);
+        if follow.0 == Some(true) {
+            let resumed = request.headers().get("last-event-id");
+            let resumed = resumed.and_then(|value| value.to_str().ok()?.parse().ok());
+            return Ok(LogAnswer::Ok(LogContent::Sse(followed(world, id, query, resumed).await)));
+        }
+        if accepts_only_stream(request) {
+            let why = "must be true with Accept: text/event-stream";
+            return Err(Problem::field("follow", why).into());
+        }
+        let (lines, has_more) = world.ports.logs.read(id, query).await;
+        let items: Vec<_> = lines.iter().map(|line| LogLineBody::of(line, world.node_id)).collect();
+        let next_cursor = items.last().map(|line| line.id.clone());
+        let page = LogPage { items, has_more, next_cursor };
+        Ok(LogAnswer::Ok(LogContent::Json(Json(Success::of(page)))))
+    }
+}
+
+fn accepts_only_stream(request: &Request) -> bool {
+    let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accept == Some("text/event-stream")
+}
+
+fn levels(exact: Option<&str>, least: Option<&str>) -> Result<Vec<String>, Problem> {
+    let mut levels = query::words("level", exact, &LEVELS)?;
+    if let Some(least) = least {
+        let Some(place) = LEVELS.iter().position(|(name, _)| *name == least) else {
+            return Err(Problem::field("min_level", "must be debug, info, warn or error"));
+        };
+        let louder: Vec<&str> = LEVELS[place..].iter().map(|(name, _)| *name).collect();
+        levels = match levels.is_empty() {
+            true => louder,
+            false => levels.into_iter().filter(|level| louder.contains(level)).collect(),
+        };
+    }
+    Ok(levels.into_iter().map(str::to_owned).collect())
+}
+
+/// Lines that are there, then lines as they come, each once.
+async fn followed(
+    world: Arc<World>,
+    agent: AgentId,
+    mut query: LogQuery,
+    resumed: Option<u64>,
+) -> EventStream<BoxStream<'static, LogLineBody>> {
+    let node = world.node_id;
+    // Listening begins before reading, so that no line falls between the two.
+    let receiver = world.ports.logs.follow(agent);
+    if resumed.is_some() {
+        query.after = resumed;
+        query.from_start = true;
+        query.limit = usize::MAX;
+    }
+    let (lines, _) = world.ports.logs.read(agent, query.clone()).await;
+    let last = lines.last().map(|line| line.sequence).or(resumed).unwrap_or_default();
+    let follow = Follow { world, agent, query, receiver, last, ready: lines.into() };
+    let lines = futures::stream::unfold(follow, |mut follow| async move {
+        let line = follow.next().await?;
+        Some((line, follow))
+    });
+    let bodies = lines.map(move |line| LogLineBody::of(&line, node));
+    let end = futures::stream::once(async { end_mark() });
+    EventStream::new(bodies.chain(end).boxed()).keep_alive(HEARTBEAT).to_event(
+        |line: LogLineBody| match line.id.is_empty() {
+            true => Event::message("{}").event_type("end"),
+            false => Event::message(line.to_json_string()).id(line.id),
+        },
+    )
+}
+
+/// Stands for the end of a stream: no line has an empty id.
+fn end_mark() -> LogLineBody {
+    LogLineBody {
+        id: String::new(),
+        timestamp: String::new(),
+        level: String::new(),
+        message: String::new(),
+        stream: String::new(),
+        instance_id: None,
+        node_id: None,
+        version: None,
+        deployment_id: None,
+        request_id: None,
+        job_id: None,
+        fields: poem_openapi::types::Any(serde_json::Value::Null),
+    }
+}
+
+struct Follow {
+    world: Arc<World>,
+    agent: AgentId,
+    query: LogQuery,
+    receiver: tokio::sync::broadcast::Receiver<LogLine>,
+    last: u64,
+    ready: std::collections::VecDeque<LogLine>,
+}
+
+impl Follow {
+    async fn next(&mut self) -> Option<LogLine> {
+        loop {
+            if let Some(line) = self.ready.pop_front() {
+                self.last = self.last.max(line.sequence);
+                return Some(line);
+            }
+            match self.receiver.recv().await {
+                Ok(line) if line.sequence > self.last && self.query.takes(&line) => {
+                    self.ready.push_back(line);
+                }
+                Ok(_) => {}
+                Err(RecvError::Lagged(_)) => self.catch_up().await,
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+
+    /// A reader that was too slow reads what it missed.
+    async fn catch_up(&mut self) {
+        let missed = LogQuery {
+            after: Some(self.last),
+            from_start: true,
+            limit: 5000,
+            ..self.query.clone()
+        };
+        self.ready.extend(self.world.ports.logs.read(self.agent, missed).await.0);
+    }
+}

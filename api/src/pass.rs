@@ -1,0 +1,152 @@
+//! `/v1/agents/{id}/http/…`: an authenticated way to the agent itself, for any method and path.
+//!
+//! The agent's status and body pass unchanged; only our own errors wear the envelope. Credentials and
+//! headers of the connection do not pass in, and cookies and CORS do not pass out: the agent speaks
+//! for itself, not for this service.
+
+use std::{sync::Arc, time::Duration};
+
+use actors::{call::ServiceError, invocation::CallError};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Full};
+use poem::{Body, Endpoint, Request, Response};
+use tokio::time::Instant;
+
+use crate::{
+    Shared,
+    agents::agent_id,
+    caller::{Scope, identified},
+    error::Problem,
+};
+
+/// The endpoint.
+pub(crate) struct PassThrough(pub(crate) Arc<Shared>);
+
+/// Headers of one connection only (RFC 9110, section 7.6.1).
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+fn passes_in(name: &HeaderName) -> bool {
+    let own = [
+        header::AUTHORIZATION,
+        header::PROXY_AUTHORIZATION,
+        header::COOKIE,
+        header::HOST,
+        header::CONTENT_LENGTH,
+        header::EXPECT,
+    ];
+    !HOP_BY_HOP.contains(name) && !own.contains(name) && name != "x-api-key"
+}
+
+fn passes_out(name: &HeaderName) -> bool {
+    !HOP_BY_HOP.contains(name)
+        && *name != header::SET_COOKIE
+        && *name != header::STRICT_TRANSPORT_SECURITY
+        && !name.as_str().starts_with("access-control-")
+}
+
+impl Endpoint for PassThrough {
+    type Output = Response;
+
+    async fn call(&self, request: Request) -> poem::Result<Response> {
+        Ok(self.pass(request).await.unwrap_or_else(Problem::response))
+    }
+}
+
+impl PassThrough {
+    async fn pass(&self, mut request: Request) -> Result<Response, Problem> {
+        let identity = identified(&request)?;
+        identity.permit_any(&[Scope::AgentsInvoke])?;
+        if request.headers().contains_key(header::UPGRADE) {
+            return Err(Problem::field(
+                "Upgrade",
+                "is not passed on; use plain requests or server-sent events",
+            ));
+        }
+        let id = agent_id(request.raw_path_param("id").unwrap_or_default())?;
+        self.0.service.serving(identity.tenant, id).map_err(Problem::from)?;
+        let body = request.take_body().into_bytes().await.map_err(poem::Error::from);
+        let body = body.map_err(|error| unreadable(&error))?;
+        let (timeout, _) = self.0.service.world.settings.sync_timeout;
+        self.exchange(id, &request, body, timeout).await
+    }
+
+    async fn exchange(
+        &self,
+        id: domain::AgentId,
+        request: &Request,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Response, Problem> {
+        let world = &self.0.service.world;
+        let deadline = Instant::now() + timeout;
+        let slot = world.slot(id, deadline).await.map_err(CallError::from)?;
+        let began = Instant::now();
+        let outbound = outbound(request, &slot.endpoint.address.to_string(), body)?;
+        let sent = tokio::time::timeout_at(deadline, world.client.send(outbound)).await;
+        let answer = sent.unwrap_or(Err(CallError::Timeout(timeout)));
+        let well = answer.as_ref().is_ok_and(|answer| !answer.status().is_server_error());
+        let sample = actors::meter::Sample::ended(began.elapsed(), well, 0);
+        world.meter.record(id, sample, world.now());
+        let (parts, body) = answer.map_err(ServiceError::from)?.into_parts();
+        let mut response = Response::builder().status(parts.status).finish();
+        copy(&parts.headers, response.headers_mut(), passes_out);
+        // The slot goes back when the body has passed.
+        let body = body.map_err(std::io::Error::other).map_frame(move |frame| {
+            let _held = &slot;
+            frame
+        });
+        response.set_body(Body::from(http_body_util::BodyExt::boxed(body)));
+        Ok(response)
+    }
+}
+
+fn unreadable(error: &poem::Error) -> Problem {
+    let too_large = error.status() == StatusCode::PAYLOAD_TOO_LARGE
+        || error.to_string().contains("length limit");
+    match too_large {
+        true => Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "PAYLOAD_TOO_LARGE",
+            "the body is too large",
+        ),
+        false => Problem::new(
+            StatusCode::BAD_REQUEST,
+            "INVALID_REQUEST",
+            "the body could not be read to its end",
+        ),
+    }
+}
+
+fn outbound(
+    request: &Request,
+    address: &str,
+    body: Bytes,
+) -> Result<http::Request<Full<Bytes>>, Problem> {
+    let path = request.original_uri().path();
+    let rest = path.splitn(6, '/').nth(5).unwrap_or_default();
+    let query = request.original_uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let wrong =
+        || Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", "the path can't be passed on");
+    let uri: Uri = format!("http://{address}/{rest}{query}").parse().map_err(|_| wrong())?;
+    let mut outbound = http::Request::new(Full::new(body));
+    *outbound.method_mut() = request.method().clone();
+    *outbound.uri_mut() = uri;
+    copy(request.headers(), outbound.headers_mut(), passes_in);
+    Ok(outbound)
+}
+
+fn copy(from: &HeaderMap, to: &mut HeaderMap, passes: fn(&HeaderName) -> bool) {
+    for (name, value) in from.iter().filter(|(name, _)| passes(name)) {
+        to.append(name, value.clone());
+    }
+}

@@ -1,0 +1,39 @@
+//! `Idempotency-Key`: which key, in which scope, with which body.
+
+use domain::{account::Tenant, idempotency::Keyed};
+use poem::Request;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::Problem;
+
+/// Longest key.
+const KEY_CHARS_MAX: usize = 255;
+/// Fingerprint of a call without a body.
+pub(crate) const NO_BODY: [u8; 32] = [0; 32];
+
+/// The key of a call, if it has one.
+pub(crate) fn keyed(
+    request: &Request,
+    tenant: Tenant,
+    fingerprint: [u8; 32],
+) -> Result<Option<Keyed>, Problem> {
+    let Some(value) = request.headers().get("idempotency-key") else { return Ok(None) };
+    let key = value.to_str().unwrap_or_default();
+    if key.is_empty() || key.len() > KEY_CHARS_MAX {
+        let why = format!("must have 1 to {KEY_CHARS_MAX} visible characters");
+        return Err(Problem::field("Idempotency-Key", why));
+    }
+    let mut digest = Sha256::new();
+    let mode = if tenant.mode.is_live() { "live" } else { "test" };
+    let (method, path) = (request.method().as_str(), request.original_uri().path());
+    for part in [&tenant.org.to_string(), mode, method, path, key] {
+        digest.update((part.len() as u64).to_be_bytes());
+        digest.update(part);
+    }
+    Ok(Some(Keyed { hash: digest.finalize().into(), fingerprint }))
+}
+
+/// The header of a stored answer.
+pub(crate) fn replayed(replayed: bool) -> Option<String> {
+    replayed.then(|| "true".to_owned())
+}

@@ -1,0 +1,97 @@
+//! Bulk on disk, named by its SHA-256: `blobs/ab/abcdef…`. A blob is synced before it gets its name,
+//! so a name always means whole bytes.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use actors::ports::{BlobError, Blobs, ByteStream};
+use bytes::Bytes;
+use domain::upload::Received;
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncWriteExt as _;
+
+use super::system::random_bytes;
+use crate::hex;
+
+/// Blobs below a folder.
+pub struct FolderBlobs {
+    folder: PathBuf,
+}
+
+impl FolderBlobs {
+    /// Below this folder, made if need be. What an earlier life left half-written goes.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        let incoming = folder.join("incoming");
+        if incoming.exists() {
+            fs::remove_dir_all(&incoming)?;
+        }
+        fs::create_dir_all(&incoming)?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+
+    /// Where the bytes of this name are, or would be.
+    pub fn path(&self, sha256: &str) -> PathBuf {
+        self.folder.join(&sha256[..2.min(sha256.len())]).join(sha256)
+    }
+
+    async fn keep(&self, mut bytes: ByteStream, max: u64) -> Result<Received, BlobError> {
+        let incoming = self.folder.join("incoming").join(hex(&random_bytes::<16>()));
+        let kept = self.write(&incoming, &mut bytes, max).await;
+        if kept.is_err() {
+            let _ = tokio::fs::remove_file(&incoming).await;
+        }
+        kept
+    }
+
+    async fn write(
+        &self,
+        incoming: &Path,
+        bytes: &mut ByteStream,
+        max: u64,
+    ) -> Result<Received, BlobError> {
+        let mut file = tokio::fs::File::create(incoming).await.map_err(BlobError::Disk)?;
+        let (mut digest, mut size_bytes) = (Sha256::new(), 0_u64);
+        while let Some(part) = bytes.next().await {
+            let part = part.map_err(BlobError::Broken)?;
+            size_bytes += part.len() as u64;
+            if size_bytes > max {
+                return Err(BlobError::TooLarge(max));
+            }
+            digest.update(&part);
+            file.write_all(&part).await.map_err(BlobError::Disk)?;
+        }
+        file.sync_all().await.map_err(BlobError::Disk)?;
+        let sha256 = hex(&digest.finalize());
+        let path = self.path(&sha256);
+        let parent = path.parent().unwrap_or(&self.folder).to_owned();
+        let from = incoming.to_owned();
+        let named = tokio::task::spawn_blocking(move || {
+            fs::create_dir_all(&parent)?;
+            fs::rename(&from, &path)?;
+            fs::File::open(&parent)?.sync_all()
+        });
+        named.await.map_err(io::Error::other).flatten().map_err(BlobError::Disk)?;
+        Ok(Received { size_bytes, sha256 })
+    }
+}
+
+impl Blobs for FolderBlobs {
+    fn receive(&self, bytes: ByteStream, max: u64) -> BoxFuture<'_, Result<Received, BlobError>> {
+        self.keep(bytes, max).boxed()
+    }
+
+    fn read(&self, sha256: &str) -> BoxFuture<'_, io::Result<Option<Bytes>>> {
+        let path = self.path(sha256);
+        async move {
+            match tokio::fs::read(&path).await {
+                Ok(bytes) => Ok(Some(Bytes::from(bytes))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,121 @@
+//! Which layers of isolation this machine has, found out once at start by trying each on a real
+//! process. An instance reports exactly the layers that hold for it.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::exec::Cage;
+
+/// All layers, from the outermost on. `process_group` always holds.
+pub const LAYERS: [&str; 7] =
+    ["process_group", "death_signal", "rlimits", "no_new_privs", "uid", "landlock", "seccomp"];
+
+/// First of the users that instances run as; each instance has its own.
+pub const FIRST_UID: u32 = 700_000;
+
+/// What may be read by every process: programs, libraries and what they need to find names.
+const READABLE: [&str; 22] = [
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/sbin",
+    "/opt",
+    "/proc",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/etc/ssl",
+    "/etc/ca-certificates",
+    "/etc/alternatives",
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/sys/devices/system/cpu",
+];
+
+/// What may be written by every process.
+const WRITABLE: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/full"];
+
+/// The layers of this machine, and how to lock a process into them.
+#[derive(Clone, Debug)]
+pub struct Isolation {
+    /// Layers that hold, in the order of [`LAYERS`].
+    pub layers: Vec<String>,
+    program: PathBuf,
+}
+
+impl Isolation {
+    /// Tries each layer on a real process. `program` is this binary; `data` must be reachable for
+    /// another user, or the layer `uid` is left out.
+    pub fn probe(program: &Path, data: &Path) -> Self {
+        let mut this =
+            Self { layers: vec!["process_group".to_owned()], program: program.to_owned() };
+        for layer in &LAYERS[1..] {
+            let possible = match *layer {
+                "uid" => rustix::process::geteuid().is_root() && is_reachable(data),
+                _ => true,
+            };
+            if possible && this.holds(layer) {
+                this.layers.push((*layer).to_owned());
+            }
+        }
+        this
+    }
+
+    fn holds(&self, layer: &str) -> bool {
+        let cage = Cage {
+            command: vec!["true".to_owned()],
+            folder: PathBuf::from("/"),
+            layers: vec![layer.to_owned()],
+            uid: Some(FIRST_UID),
+            readable: readable(&[]),
+            writable: vec![],
+            port: None,
+            address_space: None,
+        };
+        let status = self.command(&cage).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// A command that enters the cage.
+    pub fn command(&self, cage: &Cage) -> Command {
+        let mut command = Command::new(&self.program);
+        let cage = serde_json::to_string(cage).expect("a cage has only plain fields");
+        command.arg("__exec").arg(cage).env_clear().stdin(Stdio::null());
+        command
+    }
+
+    /// Whether this layer holds.
+    pub fn has(&self, layer: &str) -> bool {
+        self.layers.iter().any(|named| named == layer)
+    }
+}
+
+/// The common readable paths and some more.
+pub fn readable(more: &[&Path]) -> Vec<PathBuf> {
+    let common = READABLE.iter().map(PathBuf::from);
+    common.chain(more.iter().map(|path| path.to_path_buf())).filter(|path| path.exists()).collect()
+}
+
+/// The common writable paths and some more.
+pub fn writable(more: &[&Path]) -> Vec<PathBuf> {
+    let common = WRITABLE.iter().map(PathBuf::from);
+    common.chain(more.iter().map(|path| path.to_path_buf())).filter(|path| path.exists()).collect()
+}
+
+/// Whether any user may pass through every folder of this path.
+pub fn is_reachable(path: &Path) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    path.ancestors().all(|folder| {
+        std::fs::metadata(folder).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0)
+    })
+}

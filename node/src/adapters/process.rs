@@ -1,0 +1,323 @@
+//! The `process` runtime: an instance is a supervised child in its own session, locked into as many
+//! layers as the machine has.
+//!
+//! Children are spawned from one thread that lives as long as the node, because the death signal
+//! fires when the spawning *thread* ends. When the main process of an instance ends, its whole group
+//! is killed. What an earlier life of the node left is killed at start, by pid and start time.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::RangeInclusive,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU16, Ordering::Relaxed},
+        mpsc,
+    },
+};
+
+use actors::ports::{Channel, Exit, Process, StartRequest, Started};
+use domain::{cloud::Provider, deployment::Failure};
+use futures::FutureExt as _;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
+    process::{Child, Command},
+    sync::{mpsc as channel, oneshot},
+};
+
+use super::isolation::{self, FIRST_UID, Isolation};
+use crate::exec::Cage;
+
+/// Lines of output that wait for the log.
+const OUTPUT_LINES_WAITING: usize = 1024;
+/// What a sandbox instance gets at most, in MiB.
+const SANDBOX_MEMORY_MB: u32 = 256;
+/// Address space beyond the memory limit, where only rlimits bound it: interpreters reserve much
+/// more than they use.
+const ADDRESS_SPACE_FACTOR: u64 = 16;
+
+/// Starts instances as processes.
+pub struct ProcessRuntime {
+    isolation: Isolation,
+    images: PathBuf,
+    work: PathBuf,
+    ports: RangeInclusive<u16>,
+    next_port: AtomicU16,
+    spawner: Mutex<mpsc::Sender<Spawn>>,
+}
+
+type Spawn = (Command, oneshot::Sender<io::Result<Child>>);
+
+impl ProcessRuntime {
+    /// Below `data`; ends what an earlier life left.
+    pub fn open(data: &Path, isolation: Isolation, ports: RangeInclusive<u16>) -> io::Result<Self> {
+        let (images, work) = (data.join("images"), data.join("run"));
+        fs::create_dir_all(&images)?;
+        fs::create_dir_all(&work)?;
+        end_leftovers(&work)?;
+        let (sender, receiver) = mpsc::channel::<Spawn>();
+        let runtime = tokio::runtime::Handle::current();
+        std::thread::Builder::new().name("spawner".to_owned()).spawn(move || {
+            let _entered = runtime.enter();
+            for (mut command, reply) in receiver {
+                let _ = reply.send(command.spawn());
+            }
+        })?;
+        Ok(Self {
+            isolation,
+            images,
+            work,
+            next_port: AtomicU16::new(*ports.start()),
+            ports,
+            spawner: Mutex::new(sender),
+        })
+    }
+
+    /// The layers that hold on this machine.
+    pub fn isolation(&self) -> &Isolation {
+        &self.isolation
+    }
+
+    /// Spawns from the thread that never ends.
+    pub async fn spawn(&self, command: std::process::Command) -> io::Result<Child> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let spawner = self.spawner.lock().unwrap_or_else(PoisonError::into_inner);
+            spawner
+                .send((Command::from(command), sender))
+                .map_err(|_| io::Error::other("the spawning thread has ended"))?;
+        }
+        receiver.await.map_err(|_| io::Error::other("the spawning thread has ended"))?
+    }
+
+    /// A port that nobody listens on.
+    fn free_port(&self) -> io::Result<u16> {
+        let (first, last) = (*self.ports.start(), *self.ports.end());
+        for _ in self.ports.clone() {
+            let step = |port| Some(if port >= last { first } else { port + 1 });
+            let port = self.next_port.fetch_update(Relaxed, Relaxed, step).unwrap_or(first);
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(port);
+            }
+        }
+        Err(io::Error::other(format!("all ports of {first}-{last} are taken")))
+    }
+
+    /// Starts an instance.
+    pub async fn start(&self, request: StartRequest) -> Result<Started, Failure> {
+        let missing: Vec<_> = request
+            .image
+            .isolation_minimum
+            .iter()
+            .filter(|layer| !self.isolation.has(layer))
+            .cloned()
+            .collect();
+        if !missing.is_empty() {
+            let message = format!(
+                "this node lacks the isolation that agent.toml asks for: {}",
+                missing.join(", ")
+            );
+            return Err(Failure::new("NO_CAPACITY", message));
+        }
+        self.launch(request).await.map_err(|error| {
+            Failure::new("NO_CAPACITY", format!("the instance could not be started: {error}"))
+        })
+    }
+
+    async fn launch(&self, request: StartRequest) -> io::Result<Started> {
+        let port = self.free_port()?;
+        let work = self.work.join(request.instance_id.to_string());
+        fs::create_dir_all(&work)?;
+        let uid = self.isolation.has("uid").then(|| FIRST_UID + u32::from(port));
+        std::os::unix::fs::chown(&work, uid, uid)?;
+        fs::set_permissions(&work, fs::Permissions::from_mode(0o700))?;
+        let image = self.images.join(&request.image.reference);
+        let cage = self.cage(&request, &image, &work, port, uid);
+        let mut command = self.isolation.command(&cage);
+        command.envs(environment(&request, &image, &work, port));
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = self.spawn(command).await?;
+        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.ok_or_else(|| io::Error::other("the process ended at once"))?;
+        record(&work, pid)?;
+        let (sender, output) = channel::channel(OUTPUT_LINES_WAITING);
+        pump(child.stdout.take(), Channel::Stdout, sender.clone());
+        pump(child.stderr.take(), Channel::Stderr, sender);
+        Ok(Started {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            isolation: self.isolation.layers.clone(),
+            output,
+            exit: ended(child, pid, work).boxed(),
+            process: Arc::new(Group(pid)),
+        })
+    }
+
+    fn cage(
+        &self,
+        request: &StartRequest,
+        image: &Path,
+        work: &Path,
+        port: u16,
+        uid: Option<u32>,
+    ) -> Cage {
+        let memory_mb = match request.provider {
+            Provider::Sandbox => request.resources.memory_mb.min(SANDBOX_MEMORY_MB),
+            Provider::Process | Provider::Docker => request.resources.memory_mb,
+        };
+        let program = request.image.command.first().map(PathBuf::from);
+        let prefix = program.as_deref().and_then(program_prefix);
+        let mut readable = vec![image];
+        readable.extend(prefix.as_deref());
+        Cage {
+            command: request.image.command.clone(),
+            folder: image.to_owned(),
+            layers: self.isolation.layers.clone(),
+            uid,
+            readable: isolation::readable(&readable),
+            writable: isolation::writable(&[work]),
+            port: Some(port),
+            address_space: Some(u64::from(memory_mb) * 1024 * 1024 * ADDRESS_SPACE_FACTOR),
+        }
+    }
+}
+
+/// Where an interpreter keeps its library: beside its `bin`.
+pub fn program_prefix(program: &Path) -> Option<PathBuf> {
+    let program = program.canonicalize().ok()?;
+    program.parent()?.parent().filter(|prefix| prefix.parent().is_some()).map(Path::to_owned)
+}
+
+fn environment(
+    request: &StartRequest,
+    image: &Path,
+    work: &Path,
+    port: u16,
+) -> BTreeMap<String, std::ffi::OsString> {
+    let mut variables = BTreeMap::new();
+    let mut set = |name: &str, value: std::ffi::OsString| {
+        variables.insert(name.to_owned(), value);
+    };
+    set("PATH", "/usr/local/bin:/usr/bin:/bin".into());
+    set("HOME", work.into());
+    set("TMPDIR", work.into());
+    set("LANG", "C.UTF-8".into());
+    set("PYTHONUNBUFFERED", "1".into());
+    set("PYTHONDONTWRITEBYTECODE", "1".into());
+    set("PYTHONPATH", image.join(".roost/deps").into());
+    for (name, value) in &request.environment {
+        set(name, value.into());
+    }
+    set("PORT", port.to_string().into());
+    variables
+}
+
+fn pump(
+    from: Option<impl AsyncRead + Unpin + Send + 'static>,
+    channel: Channel,
+    to: channel::Sender<(Channel, String)>,
+) {
+    let Some(from) = from else { return };
+    tokio::spawn(async move {
+        let mut reader = BufReader::new(from);
+        let mut line = vec![];
+        // A line without an end is cut, so that it can't fill the memory.
+        while let Ok(1..) = read_line(&mut reader, &mut line).await {
+            let text = String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned();
+            if to.send((channel, text)).await.is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+}
+
+async fn read_line(
+    reader: &mut BufReader<impl AsyncRead + Unpin>,
+    line: &mut Vec<u8>,
+) -> io::Result<usize> {
+    use tokio::io::AsyncReadExt as _;
+    let most = actors::log_line::LINE_BYTES_MAX as u64;
+    reader.take(most).read_until(b'\n', line).await
+}
+
+async fn ended(mut child: Child, pid: Pid, work: PathBuf) -> Exit {
+    let status = child.wait().await;
+    // What it started must not outlive it.
+    let _ = kill_process_group(pid, Signal::KILL);
+    let _ = tokio::fs::remove_dir_all(&work).await;
+    let _ = tokio::fs::remove_file(work.with_extension("pid")).await;
+    match status {
+        Ok(status) => Exit { code: status.code(), signal: status.signal(), out_of_memory: false },
+        Err(_) => Exit { code: None, signal: None, out_of_memory: false },
+    }
+}
+
+/// The process group of an instance.
+struct Group(Pid);
+
+impl Group {
+    /// To the whole group; to the process alone while it has not made its group yet.
+    fn signal(&self, signal: Signal) {
+        if kill_process_group(self.0, signal).is_err() {
+            let _ = rustix::process::kill_process(self.0, signal);
+        }
+    }
+}
+
+impl Process for Group {
+    fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn usage(&self) -> Option<(u64, u64)> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero())).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
+        let page = rustix::param::page_size() as u64;
+        let tick = 1000 / rustix::param::clock_ticks_per_second();
+        Some((number(21)? * page, (number(11)? + number(12)?) * tick))
+    }
+}
+
+/// When a process began, in ticks since boot: tells it from a later one with its number.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn record(work: &Path, pid: Pid) -> io::Result<()> {
+    let number = pid.as_raw_nonzero().get();
+    let began = start_time(number).unwrap_or_default();
+    fs::write(work.with_extension("pid"), format!("{number} {began}"))
+}
+
+/// Ends processes that an earlier life of this node had started.
+fn end_leftovers(work: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(work)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "pid") {
+            let text = fs::read_to_string(&path)?;
+            let mut words = text.split_whitespace();
+            let pid = words.next().and_then(|word| word.parse::<i32>().ok());
+            let began = words.next().and_then(|word| word.parse::<u64>().ok());
+            if let (Some(number), Some(pid)) = (pid, pid.and_then(Pid::from_raw))
+                && began.is_some()
+                && start_time(number) == began
+            {
+                let _ = kill_process_group(pid, Signal::KILL);
+            }
+            fs::remove_file(&path)?;
+        } else if path.is_dir() {
+            fs::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}

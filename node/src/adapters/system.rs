@@ -1,0 +1,38 @@
+//! The clock and the dice of this machine: the only place that asks for them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actors::ports::{Clock, Entropy};
+use domain::Timestamp;
+
+/// The wall clock.
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The kernel's random numbers.
+pub struct SystemDice;
+
+impl Entropy for SystemDice {
+    fn dice(&self) -> u128 {
+        u128::from_be_bytes(random_bytes())
+    }
+}
+
+/// Random bytes from the operating system.
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    aws_lc_random(&mut bytes);
+    bytes
+}
+
+fn aws_lc_random(bytes: &mut [u8]) {
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    provider.secure_random.fill(bytes).expect("the operating system gives random bytes");
+}

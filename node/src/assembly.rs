@@ -1,0 +1,345 @@
+//! The only file that knows every part: adapters meet ports here.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use actors::{
+    call::Service,
+    instance::InstanceMessage,
+    invocation::AgentClient,
+    meter::Meter,
+    ports::{BuildRequest, Clock as _, Ledger as _, LineSink, Runtime, StartRequest, Started},
+    root::{self, Watch},
+    route::Routes,
+    seal::Sealer,
+    world::{Ports, World},
+};
+use anyhow::{Context as _, ensure};
+use cluster::{RaftLedger, Settings as LedgerSettings};
+use domain::{
+    AgentId, NodeId, OrgId,
+    deployment::{Failure, Image},
+    directory::Command,
+};
+use futures::{FutureExt as _, future::BoxFuture};
+use poem::Server;
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+
+use crate::{
+    adapters::{
+        blobs::FolderBlobs,
+        builder::Builder,
+        door::Door,
+        git::GitHost,
+        isolation::Isolation,
+        logs::{Retention, SegmentLogs},
+        process::ProcessRuntime,
+        series::SledSeries,
+        system::{SystemClock, SystemDice, random_bytes},
+        tls::{Certificates, local_names},
+    },
+    bootstrap::{self, FirstSecrets, NodeIdentity},
+    config::Config,
+    hex,
+    keys::Keys,
+};
+
+/// Between prunings of logs and metrics.
+const PRUNE_EVERY: Duration = Duration::from_secs(60);
+/// How long open requests may go on when the node stops.
+const REQUESTS_END_WITHIN: Duration = Duration::from_secs(10);
+/// How long an idle connection stays open.
+const IDLE_CONNECTION: Duration = Duration::from_secs(120);
+/// Requests at once on one HTTP/2 connection.
+const HTTP2_STREAMS_MAX: u32 = 256;
+
+/// A running node.
+pub struct Node {
+    /// Its id.
+    pub node_id: NodeId,
+    /// Where it is reached, without a slash at the end.
+    pub base_url: String,
+    /// The authority of its certificate.
+    pub ca_cert: PathBuf,
+    /// Its folder.
+    pub data: PathBuf,
+    /// The first organization.
+    pub org_id: OrgId,
+    /// What is printed once; `None` after the first start.
+    pub secrets: Option<FirstSecrets>,
+    /// The layers of isolation of this machine.
+    pub isolation: Vec<String>,
+    world: Arc<World>,
+    ledger: Arc<RaftLedger>,
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+/// The process runtime behind the port.
+struct LocalRuntime {
+    process: Arc<ProcessRuntime>,
+    builder: Arc<Builder>,
+}
+
+impl Runtime for LocalRuntime {
+    fn build(&self, request: BuildRequest, log: LineSink) -> BoxFuture<'_, Result<Image, Failure>> {
+        self.builder.build(request, log).boxed()
+    }
+
+    fn start(&self, request: StartRequest) -> BoxFuture<'_, Result<Started, Failure>> {
+        self.process.start(request).boxed()
+    }
+
+    fn forget_images(&self, agent: AgentId, kept: Vec<String>) -> BoxFuture<'_, ()> {
+        let builder = Arc::clone(&self.builder);
+        let forget = tokio::task::spawn_blocking(move || builder.forget(agent, &kept));
+        async move { forget.await.unwrap_or_default() }.boxed()
+    }
+}
+
+/// The adapters that are not behind the ledger.
+struct Adapters {
+    runtime: Arc<LocalRuntime>,
+    blobs: Arc<FolderBlobs>,
+    logs: Arc<SegmentLogs>,
+    series: Arc<SledSeries>,
+}
+
+impl Adapters {
+    fn open(data: &Path, config: &Config, program: &Path) -> anyhow::Result<Self> {
+        let isolation = Isolation::probe(program, data);
+        let missing: Vec<_> =
+            config.runtime.minimum_isolation.iter().filter(|layer| !isolation.has(layer)).collect();
+        ensure!(
+            missing.is_empty(),
+            "this machine lacks isolation that runtime.minimum_isolation asks for: {missing:?}"
+        );
+        let ports = config.runtime.port_first..=config.runtime.port_last;
+        let process = Arc::new(ProcessRuntime::open(data, isolation, ports)?);
+        let blobs = Arc::new(FolderBlobs::open(&data.join("blobs"))?);
+        let git = GitHost { base_url: config.github.base_url.clone() };
+        let builder = Arc::new(Builder::new(data, Arc::clone(&blobs), git, Arc::clone(&process)));
+        let retention =
+            Retention { bytes: config.logs.megabytes * 1024 * 1024, age: config.logs.keep.0 };
+        Ok(Self {
+            runtime: Arc::new(LocalRuntime { process, builder }),
+            blobs,
+            logs: Arc::new(SegmentLogs::open(&data.join("logs"), retention)?),
+            series: Arc::new(SledSeries::open(&data.join("series"))?),
+        })
+    }
+}
+
+/// Starts a node on `data`, listening on `address`; it is ready on return.
+pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow::Result<Node> {
+    let program = std::env::current_exe().context("this program can't be found")?;
+    start_with(data, address, config, &program).await
+}
+
+/// As [`start`], with another program for the step into an agent's process.
+pub async fn start_with(
+    data: &Path,
+    address: SocketAddr,
+    config: &Config,
+    program: &Path,
+) -> anyhow::Result<Node> {
+    prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
+    let data = data.canonicalize()?;
+    let (identity, _) = NodeIdentity::open(&data, config.cluster.shards)?;
+    let keys = Keys::open(&data.join("keys"))?;
+    let certificates = Certificates::open(&data.join("tls"), &local_names())?;
+    let adapters = Adapters::open(&data, config, program)?;
+    let settings = config.actors();
+    let watch = Watch::new(settings.builds);
+    let ledger = open_ledger(&data, identity, config, &watch).await?;
+    let secrets = bootstrap(&ledger, &keys).await?;
+    let isolation = adapters.runtime.process.isolation().layers.clone();
+    let series = Arc::clone(&adapters.series);
+    let logs = Arc::clone(&adapters.logs);
+    let world = Arc::new(World {
+        ports: Ports {
+            ledger: ledger.clone(),
+            runtime: adapters.runtime,
+            blobs: adapters.blobs,
+            logs: adapters.logs,
+            series: adapters.series,
+            clock: Arc::new(SystemClock),
+            entropy: Arc::new(SystemDice),
+        },
+        settings,
+        node_id: identity.node_id,
+        boot: hex(&random_bytes::<8>()),
+        sealer: Sealer::new(&keys.master),
+        routes: Routes::default(),
+        client: AgentClient::default(),
+        meter: Meter::default(),
+        watch,
+    });
+    series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
+    root::start(Arc::clone(&world)).await?;
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        format!("the address {address} is taken; choose another port with --port, or 0 for any")
+    })?;
+    let base_url = public_url(config, listener.local_addr()?);
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&ledger).tend());
+    tasks.spawn(prune(series, logs));
+    tasks.spawn(serve(
+        &world,
+        &keys,
+        &base_url,
+        Door::new(listener, certificates.server_config()?),
+        stopped,
+    ));
+    let org_id = first_organization(&world)?;
+    Ok(Node {
+        node_id: identity.node_id,
+        base_url,
+        ca_cert: certificates.authority,
+        data,
+        org_id,
+        secrets,
+        isolation,
+        world,
+        ledger,
+        stop,
+        tasks,
+    })
+}
+
+/// Makes the folder; other users may pass through it to an image, and see nothing else.
+fn prepare(data: &Path) -> io::Result<()> {
+    fs::create_dir_all(data)?;
+    fs::set_permissions(data, fs::Permissions::from_mode(0o711))?;
+    for private in ["keys", "tls", "blobs", "logs", "series"] {
+        fs::create_dir_all(data.join(private))?;
+        fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o700))?;
+    }
+    for passable in ["images", "run"] {
+        fs::create_dir_all(data.join(passable))?;
+        fs::set_permissions(data.join(passable), fs::Permissions::from_mode(0o711))?;
+    }
+    Ok(())
+}
+
+async fn open_ledger(
+    data: &Path,
+    identity: NodeIdentity,
+    config: &Config,
+    watch: &Arc<Watch>,
+) -> anyhow::Result<Arc<RaftLedger>> {
+    let settings = LedgerSettings {
+        node: identity.raft_id,
+        shards: identity.shards,
+        write_deadline: config.cluster.write_deadline.0,
+        timeouts: Default::default(),
+    };
+    let opened = RaftLedger::open(data, settings, Arc::clone(watch) as _).await;
+    opened.context("the replicated log could not be opened; is another node using this folder?")
+}
+
+async fn bootstrap(ledger: &Arc<RaftLedger>, keys: &Keys) -> anyhow::Result<Option<FirstSecrets>> {
+    if !ledger.directory().read().organizations.is_empty() {
+        return Ok(None);
+    }
+    let (first, secrets) = bootstrap::first(&keys.pepper)?;
+    let command = Command::Bootstrap(Box::new(first));
+    let entry = domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
+    ledger.change_directory(entry).await?.result?;
+    Ok(Some(secrets))
+}
+
+fn first_organization(world: &World) -> anyhow::Result<OrgId> {
+    let directory = world.directory().read();
+    let first = directory.organizations.rows().next().map(|(id, _)| *id);
+    first.context("the directory has no organization")
+}
+
+fn public_url(config: &Config, address: SocketAddr) -> String {
+    match config.http.public_url.trim_end_matches('/') {
+        "" => format!("https://{}:{}", host_of(address), address.port()),
+        url => url.to_owned(),
+    }
+}
+
+fn host_of(address: SocketAddr) -> String {
+    match address.ip() {
+        ip if ip.is_unspecified() || ip.is_loopback() => "127.0.0.1".to_owned(),
+        ip => ip.to_string(),
+    }
+}
+
+fn serve(
+    world: &Arc<World>,
+    keys: &Keys,
+    base_url: &str,
+    door: Door,
+    mut stopped: watch::Receiver<bool>,
+) -> impl Future<Output = ()> + use<> {
+    let shared = Arc::new(api::Shared {
+        service: Service { world: Arc::clone(world) },
+        settings: api::Settings {
+            public_url: base_url.to_owned(),
+            signing_key: keys.signing,
+            pepper: keys.pepper,
+        },
+    });
+    let routes = api::routes(&shared);
+    async move {
+        let until = async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        };
+        let server = Server::new(door)
+            .idle_timeout(IDLE_CONNECTION)
+            .http2_max_concurrent_streams(Some(HTTP2_STREAMS_MAX));
+        let served =
+            server.run_with_graceful_shutdown(routes, until, Some(REQUESTS_END_WITHIN)).await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the front door has closed");
+        }
+    }
+}
+
+async fn prune(series: Arc<SledSeries>, logs: Arc<SegmentLogs>) {
+    loop {
+        tokio::time::sleep(PRUNE_EVERY).await;
+        let (series, logs) = (Arc::clone(&series), Arc::clone(&logs));
+        let now = SystemClock.now();
+        let pruned = tokio::task::spawn_blocking(move || {
+            series.prune(now);
+            logs.prune(now);
+        });
+        let _ = pruned.await;
+    }
+}
+
+impl Node {
+    /// Ends requests, then instances, then the log. Nothing of it is left running.
+    pub async fn stop(mut self) {
+        let _ = self.stop.send(true);
+        let instances = self.world.watch.instances.handles();
+        for handle in &instances {
+            let _ = handle.actor.cast(InstanceMessage::Kill);
+        }
+        let door = tokio::time::sleep(REQUESTS_END_WITHIN);
+        tokio::pin!(door);
+        let all_gone = async {
+            while instances.iter().any(|one| one.seen() != domain::agent::plan::Seen::Exited) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = all_gone => {}
+            () = door => tracing::warn!("some instances did not end in time"),
+        }
+        self.ledger.close().await;
+        self.tasks.shutdown().await;
+    }
+}

@@ -1,0 +1,129 @@
+//! The first start of a data folder: one organization, its owner, two keys and the default clouds.
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+use argon2::{Argon2, PasswordHasher as _};
+use domain::{
+    ApiKeyId, CloudId, NodeId, OrgId, Timestamp, UserId,
+    account::{ApiKey, Mode, Organization, Tenant, User},
+    cloud::{Cloud, CloudLimits, Provider},
+    directory::Bootstrap,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    adapters::system::{SystemClock, SystemDice, random_bytes},
+    hex,
+};
+use actors::ports::{Clock as _, Entropy as _};
+
+/// The owner's address until somebody sets another one.
+pub const OWNER_EMAIL: &str = "owner@localhost";
+
+/// What a data folder knows of its node; made with it and never changed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct NodeIdentity {
+    /// The node.
+    pub node_id: NodeId,
+    /// The node in Raft's numbers.
+    pub raft_id: u64,
+    /// How many shards there are.
+    pub shards: u16,
+}
+
+impl NodeIdentity {
+    /// Of this folder; a new folder is a new node. Says whether it is new.
+    pub fn open(data: &Path, shards: u16) -> anyhow::Result<(Self, bool)> {
+        let path = data.join("node.json");
+        if path.exists() {
+            let text = fs::read(&path)?;
+            let known = serde_json::from_slice(&text).context("node.json is damaged")?;
+            return Ok((known, false));
+        }
+        let has_state = data.join("raft.redb").exists();
+        anyhow::ensure!(
+            !has_state,
+            "{} has a log but no node.json: restore it, or start with an empty folder",
+            data.display()
+        );
+        let raft_id = u64::from_be_bytes(random_bytes()) >> 1;
+        let node_id = NodeId::new(SystemClock.now(), SystemDice.dice());
+        let new = Self { node_id, raft_id, shards };
+        crate::keys::write_secret(&path, &serde_json::to_vec_pretty(&new)?)?;
+        Ok((new, true))
+    }
+}
+
+/// What is printed once.
+#[derive(Clone, Debug)]
+pub struct FirstSecrets {
+    /// The owner's password.
+    pub password: String,
+    /// A key to live objects.
+    pub live_key: String,
+    /// A key to test objects.
+    pub test_key: String,
+}
+
+/// The first records and the secrets that belong to them.
+pub fn first(pepper: &[u8; 32]) -> anyhow::Result<(Bootstrap, FirstSecrets)> {
+    let now = SystemClock.now();
+    let mut dice = || SystemDice.dice();
+    let password =
+        std::env::var("ROOST_BOOTSTRAP_PASSWORD").unwrap_or_else(|_| hex(&random_bytes::<12>()));
+    let secrets = FirstSecrets {
+        password,
+        live_key: api::caller::make_key(Mode::Live, &mut dice),
+        test_key: api::caller::make_key(Mode::Test, &mut dice),
+    };
+    let org = OrgId::new(now, dice());
+    let hash = Argon2::default().hash_password(secrets.password.as_bytes());
+    let password_hash =
+        hash.map_err(|error| anyhow::anyhow!("the password can't be hashed: {error}"))?;
+    let owner = User {
+        id: UserId::new(now, dice()),
+        org,
+        email: OWNER_EMAIL.to_owned(),
+        password_hash: password_hash.to_string(),
+        role: "owner".to_owned(),
+        created_at: now,
+    };
+    let key = |mode, name: &str, secret: &str| ApiKey {
+        id: ApiKeyId::new(now, dice()),
+        tenant: Tenant { org, mode },
+        name: name.to_owned(),
+        hash: api::caller::hash_key(pepper, secret),
+        last4: secret[secret.len() - 4..].to_owned(),
+        scopes: vec!["admin:*".to_owned()],
+        created_at: now,
+    };
+    let keys = vec![
+        key(Mode::Live, "first live key", &secrets.live_key),
+        key(Mode::Test, "first test key", &secrets.test_key),
+    ];
+    let clouds = vec![
+        default_cloud(Tenant { org, mode: Mode::Live }, Provider::Process, now),
+        default_cloud(Tenant { org, mode: Mode::Test }, Provider::Sandbox, now),
+    ];
+    let organization = Organization { id: org, name: "default".to_owned(), created_at: now };
+    Ok((Bootstrap { organization, owner, keys, clouds }, secrets))
+}
+
+fn default_cloud(tenant: Tenant, provider: Provider, now: Timestamp) -> Cloud {
+    Cloud {
+        id: CloudId::new(now, SystemDice.dice()),
+        tenant,
+        name: "default".to_owned(),
+        display_name: "Default".to_owned(),
+        region: "local".to_owned(),
+        provider,
+        is_default: true,
+        limits: CloudLimits::default(),
+        node_selector: Default::default(),
+        metadata: Default::default(),
+        created_at: now,
+        updated_at: now,
+        revision: 1,
+    }
+}

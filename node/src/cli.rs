@@ -1,0 +1,100 @@
+//! The commands.
+
+use std::{io::Write as _, path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::{adapters::tls, config::Settings, demo, dev};
+
+/// Hosts AI agents: from a repository, an image or an archive to a running, invocable, observed agent.
+#[derive(Parser)]
+#[command(
+    name = "roost",
+    version,
+    about,
+    after_help = "Begin with `roost demo`. Then `roost dev` gives you a node of your own."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// A file with settings; `roost config` lists them.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the main job: upload, deploy and invoke an agent of ten lines, step by step.
+    Demo(demo::Arguments),
+    /// Run a node with embedded defaults, for development.
+    Dev(dev::Arguments),
+    /// Print the OpenAPI document.
+    Openapi,
+    /// Print every setting, its value and where the value came from.
+    Config,
+}
+
+/// Runs the command that the arguments name.
+pub fn main() -> ExitCode {
+    let Arguments { command, config } = Arguments::parse();
+    tls::install_provider();
+    let filter = EnvFilter::try_from_env("ROOST_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("warn,openraft=error,poem=error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let done = run(command, config.as_deref());
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            say(&format!("roost: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
+    let settings = Settings::load(file, std::env::vars())?;
+    match command {
+        Command::Demo(arguments) => in_runtime(demo::run(arguments, settings.config)),
+        Command::Dev(arguments) => in_runtime(dev::run(arguments, settings.config)),
+        Command::Openapi => {
+            print(&api::document());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config => {
+            print(&settings.listing());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn in_runtime(task: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(task);
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    result
+}
+
+/// To standard output, exactly so.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // Nobody reads on: that is the reader's choice.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// To people, on standard error.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// Waits for SIGINT or SIGTERM.
+pub async fn until_stopped() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,378 @@
+//! Settings: defaults < file < environment (`ROOST_SECTION__KEY`) < flags. An unknown key is an error,
+//! and `roost config` prints every setting with its value and where the value came from.
+
+use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use toml::{Table, Value};
+
+/// A length of time, written as `250ms`, `10s`, `5m` or `24h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        match () {
+            () if !millis.is_multiple_of(1000) => write!(f, "{millis}ms"),
+            () if millis.is_multiple_of(3_600_000) && millis > 0 => {
+                write!(f, "{}h", millis / 3_600_000)
+            }
+            () if millis.is_multiple_of(60_000) && millis > 0 => write!(f, "{}m", millis / 60_000),
+            () => write!(f, "{}s", millis / 1000),
+        }
+    }
+}
+
+impl std::str::FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a time such as 250ms, 10s, 5m or 24h");
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let number: u64 = text[..digits].parse().map_err(|_| wrong())?;
+        let factor = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(wrong()),
+        };
+        Ok(Self(Duration::from_millis(number.checked_mul(factor).ok_or_else(wrong)?)))
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+const fn secs(seconds: u64) -> Span {
+    Span(Duration::from_secs(seconds))
+}
+
+macro_rules! sections {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty = $default:expr,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    )*};
+}
+
+sections! {
+    /// The front door.
+    Http {
+        /// Where clients reach this service; the node's own address if empty.
+        public_url: String = String::new(),
+    }
+    /// The replicated log.
+    Cluster {
+        /// How many shards; fixed when a data folder is made.
+        shards: u16 = 8,
+        /// How long a change may take before its outcome is called unknown.
+        write_deadline: Span = secs(10),
+    }
+    /// What runs agents.
+    Runtime {
+        /// First port that instances listen on.
+        port_first: u16 = 20_000,
+        /// Last port that instances listen on.
+        port_last: u16 = 29_999,
+        /// Isolation layers that every node must have; it does not start without them.
+        minimum_isolation: Vec<String> = vec![],
+        /// Between SIGTERM and SIGKILL.
+        kill_after: Span = secs(5),
+    }
+    /// Rollouts.
+    Deploy {
+        /// How long a new instance must stay healthy beside a live version before it takes over.
+        min_healthy: Span = secs(10),
+        /// How long a first instance may take to answer.
+        healthy_deadline: Span = secs(300),
+        /// How long an agent may be without an instance before it has failed.
+        lost_after: Span = secs(60),
+        /// How long calls in flight may go on after a stop; at most 15 minutes.
+        drain_timeout: Span = secs(60),
+    }
+    /// Health checks.
+    Health {
+        /// Between checks of a ready instance.
+        interval: Span = secs(10),
+        /// How long a check may take.
+        timeout: Span = secs(5),
+        /// Failed checks in a row that make an idle instance sick.
+        failures: u32 = 3,
+    }
+    /// Builds.
+    Build {
+        /// How long a build may take.
+        timeout: Span = secs(1800),
+        /// Builds at once; 0 is the node's cores, at most 4.
+        concurrent: usize = 0,
+    }
+    /// Invocations.
+    Invoke {
+        /// Time of a synchronous call that names none.
+        sync_timeout: Span = secs(300),
+        /// The most that a synchronous call may name.
+        sync_timeout_max: Span = secs(900),
+        /// Time of a stream.
+        stream_timeout: Span = secs(900),
+        /// Time of a job's attempt that names none.
+        job_timeout: Span = secs(3600),
+        /// The most that a job may name.
+        job_timeout_max: Span = secs(86_400),
+        /// How long a call waits while no instance is ready.
+        ready_wait: Span = secs(60),
+        /// Calls that wait per agent.
+        queue: usize = 1000,
+        /// Calls in flight on a node.
+        in_flight: usize = 20_000,
+        /// How long a canceled job waits for its agent to let go.
+        cancel_wait: Span = secs(10),
+    }
+    /// Logs.
+    Logs {
+        /// MiB kept per agent.
+        megabytes: u64 = 256,
+        /// How long lines are kept.
+        keep: Span = secs(7 * 86_400),
+    }
+    /// Git.
+    Github {
+        /// Where repositories are: `{base_url}/{owner}/{repository}`.
+        base_url: String = "https://github.com".to_owned(),
+    }
+    /// Everything.
+    Config {
+        /// The front door.
+        http: Http = Http::default(),
+        /// The replicated log.
+        cluster: Cluster = Cluster::default(),
+        /// What runs agents.
+        runtime: Runtime = Runtime::default(),
+        /// Rollouts.
+        deploy: Deploy = Deploy::default(),
+        /// Health checks.
+        health: Health = Health::default(),
+        /// Builds.
+        build: Build = Build::default(),
+        /// Invocations.
+        invoke: Invoke = Invoke::default(),
+        /// Logs.
+        logs: Logs = Logs::default(),
+        /// Git.
+        github: Github = Github::default(),
+    }
+}
+
+/// Settings and where each value came from.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The values.
+    pub config: Config,
+    /// `section.key` → `default`, a file's name or a variable's name.
+    pub origins: BTreeMap<String, String>,
+}
+
+impl Settings {
+    /// From a file, if given, and these environment variables.
+    pub fn load(
+        file: Option<&Path>,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> anyhow::Result<Self> {
+        let mut table = Table::try_from(Config::default()).context("the defaults")?;
+        let mut origins: BTreeMap<String, String> =
+            leaves(&table).into_iter().map(|(key, _)| (key, "default".to_owned())).collect();
+        if let Some(file) = file {
+            let shown = file.display().to_string();
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("the settings file {shown}"))?;
+            let given: Table =
+                text.parse().with_context(|| format!("the settings file {shown}"))?;
+            overlay(&mut table, &mut origins, leaves(&given), &shown)?;
+        }
+        for (name, value) in variables {
+            let Some(key) = variable_key(&name) else { continue };
+            overlay(&mut table, &mut origins, vec![(key, environment_value(&value))], &name)?;
+        }
+        let config: Config = table.try_into().context("a setting has a wrong value")?;
+        check(&config)?;
+        Ok(Self { config, origins })
+    }
+
+    /// Every setting with its value and origin, one a line.
+    pub fn listing(&self) -> String {
+        let table = Table::try_from(&self.config).unwrap_or_default();
+        let origin = |key: &str| self.origins.get(key).map_or("default", String::as_str);
+        let lines = leaves(&table).into_iter();
+        lines.map(|(key, value)| format!("{key} = {value}  # {}\n", origin(&key))).collect()
+    }
+}
+
+/// `ROOST_DEPLOY__MIN_HEALTHY` → `deploy.min_healthy`.
+fn variable_key(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("ROOST_")?;
+    let (section, key) = rest.split_once("__")?;
+    Some(format!("{}.{}", section.to_ascii_lowercase(), key.to_ascii_lowercase()))
+}
+
+/// A number, a truth, a list or else a text.
+fn environment_value(text: &str) -> Value {
+    let parsed = format!("value = {text}").parse::<Table>().ok();
+    let parsed = parsed.and_then(|mut table| table.remove("value"));
+    match parsed {
+        Some(
+            value @ (Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Array(_)),
+        ) => value,
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+fn leaves(table: &Table) -> Vec<(String, Value)> {
+    let mut found = vec![];
+    for (section, value) in table {
+        match value.as_table() {
+            Some(inner) => {
+                found.extend(inner.iter().map(|(key, v)| (format!("{section}.{key}"), v.clone())));
+            }
+            None => found.push((section.clone(), value.clone())),
+        }
+    }
+    found
+}
+
+fn overlay(
+    table: &mut Table,
+    origins: &mut BTreeMap<String, String>,
+    given: Vec<(String, Value)>,
+    origin: &str,
+) -> anyhow::Result<()> {
+    for (key, value) in given {
+        if !origins.contains_key(&key) {
+            bail!("{origin}: there is no setting `{key}`; `roost config` lists all of them");
+        }
+        let (section, name) = key.split_once('.').unwrap_or(("", &key));
+        if let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) {
+            section.insert(name.to_owned(), value);
+        }
+        origins.insert(key, origin.to_owned());
+    }
+    Ok(())
+}
+
+fn check(config: &Config) -> anyhow::Result<()> {
+    if !(1..=256).contains(&config.cluster.shards) {
+        bail!("cluster.shards must be 1 to 256");
+    }
+    if config.runtime.port_first < 1024 || config.runtime.port_first > config.runtime.port_last {
+        bail!("runtime.port_first must be at least 1024 and not above runtime.port_last");
+    }
+    if config.deploy.drain_timeout.0 > Duration::from_secs(900) {
+        bail!("deploy.drain_timeout must be at most 15m");
+    }
+    if let Some(unknown) = config
+        .runtime
+        .minimum_isolation
+        .iter()
+        .find(|layer| !crate::adapters::isolation::LAYERS.contains(&layer.as_str()))
+    {
+        bail!("runtime.minimum_isolation: there is no layer `{unknown}`");
+    }
+    Ok(())
+}
+
+impl Config {
+    /// The times and limits that actors go by.
+    pub fn actors(&self) -> actors::settings::Settings {
+        let defaults = actors::settings::Settings::default();
+        let (deploy, health, invoke) = (&self.deploy, &self.health, &self.invoke);
+        actors::settings::Settings {
+            timing: domain::agent::plan::Timing {
+                min_healthy: deploy.min_healthy.0,
+                healthy_deadline: deploy.healthy_deadline.0,
+                lost_after: deploy.lost_after.0,
+                drain_timeout: deploy.drain_timeout.0,
+                replace_timeout: invoke.sync_timeout_max.0.max(invoke.stream_timeout.0),
+            },
+            health_interval: health.interval.0,
+            health_timeout: health.timeout.0,
+            health_failures: health.failures,
+            kill_after: self.runtime.kill_after.0,
+            build_timeout: self.build.timeout.0,
+            builds: match self.build.concurrent {
+                0 => defaults.builds,
+                builds => builds,
+            },
+            sync_timeout: (invoke.sync_timeout.0, invoke.sync_timeout_max.0),
+            stream_timeout: (invoke.stream_timeout.0, invoke.stream_timeout.0),
+            job_timeout: (invoke.job_timeout.0, invoke.job_timeout_max.0),
+            ready_wait: invoke.ready_wait.0,
+            queue: invoke.queue,
+            in_flight: invoke.in_flight,
+            cancel_wait: invoke.cancel_wait.0,
+            sweep_every: defaults.sweep_every,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(variables: &[(&str, &str)]) -> anyhow::Result<Settings> {
+        let variables = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        Settings::load(None, variables)
+    }
+
+    #[test]
+    fn the_environment_wins_over_defaults_and_says_so() {
+        let settings = load(&[
+            ("ROOST_DEPLOY__MIN_HEALTHY", "250ms"),
+            ("ROOST_CLUSTER__SHARDS", "2"),
+            ("HOME", "/"),
+        ]);
+        let settings = settings.expect("loads");
+        assert_eq!(settings.config.deploy.min_healthy.0, Duration::from_millis(250));
+        assert_eq!(settings.config.cluster.shards, 2);
+        assert_eq!(settings.origins["deploy.min_healthy"], "ROOST_DEPLOY__MIN_HEALTHY");
+        assert!(settings.listing().contains("health.interval = \"10s\"  # default"));
+    }
+
+    #[test]
+    fn wrong_settings_are_refused_with_their_name() {
+        for (name, value, told) in [
+            ("ROOST_DEPLOY__MIN_HELTHY", "1s", "deploy.min_helthy"),
+            ("ROOST_DEPLOY__MIN_HEALTHY", "soon", "soon"),
+            ("ROOST_CLUSTER__SHARDS", "0", "cluster.shards"),
+            ("ROOST_RUNTIME__MINIMUM_ISOLATION", "[\"moat\"]", "moat"),
+        ] {
+            let error = load(&[(name, value)]).err().map(|error| format!("{error:#}"));
+            assert!(error.as_ref().is_some_and(|error| error.contains(told)), "{name}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        for text in ["250ms", "10s", "5m", "24h", "0s"] {
+            assert_eq!(text.parse::<Span>().map(|span| span.to_string()), Ok(text.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Key files: made at first start, readable by their owner alone, never shown.
+
+use std::{fs, io, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
+
+use anyhow::{Context as _, bail};
+
+use crate::{adapters::system::random_bytes, hex};
+
+/// The keys of a node.
+pub struct Keys {
+    /// Hashes API keys.
+    pub pepper: [u8; 32],
+    /// Seals secrets.
+    pub master: [u8; 32],
+    /// Signs links and cursors.
+    pub signing: [u8; 32],
+}
+
+impl Keys {
+    /// Below `folder`; made if they are not there.
+    pub fn open(folder: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder)?;
+        let key = |name: &str| {
+            let path = folder.join(name);
+            read_or_make(&path).with_context(|| format!("the key file {}", path.display()))
+        };
+        Ok(Self {
+            pepper: key("pepper.key")?,
+            master: key("master.key")?,
+            signing: key("signing.key")?,
+        })
+    }
+}
+
+fn read_or_make(path: &Path) -> anyhow::Result<[u8; 32]> {
+    match fs::read_to_string(path) {
+        Ok(text) => parse(text.trim()).context("must hold 64 hexadecimal digits"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let key = random_bytes::<32>();
+            write_secret(path, hex(&key).as_bytes())?;
+            Ok(key)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn parse(text: &str) -> anyhow::Result<[u8; 32]> {
+    if text.len() != 64 || !text.is_ascii() {
+        bail!("wrong length");
+    }
+    let mut key = [0; 32];
+    for (place, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[place * 2..place * 2 + 2], 16)?;
+    }
+    Ok(key)
+}
+
+/// Writes a file that only its owner can read, durable on return.
+pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    match path.parent() {
+        Some(folder) => fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}

@@ -10,7 +10,7 @@ use poem::{Body, FromRequest, Request, RequestBody, web::Multipart};
 use poem_openapi::{
     ApiExtractor, ApiExtractorType, ApiResponse, ExtractParamOptions, OpenApi,
     param::{Path, Query},
-    payload::{Binary, Json, Payload},
+    payload::{Json, Payload},
     registry::{MetaMediaType, MetaRequest, MetaSchema, MetaSchemaRef, Registry},
 };
 use sha2::Sha256;
@@ -161,6 +161,33 @@ impl<'a> ApiExtractor<'a> for NewUpload {
     }
 }
 
+/// Bytes, whatever type the client calls them.
+pub(crate) struct RawBody(Body);
+
+impl<'a> ApiExtractor<'a> for RawBody {
+    const TYPES: &'static [ApiExtractorType] = &[ApiExtractorType::RequestObject];
+    type ParamType = ();
+    type ParamRawType = ();
+
+    fn request_meta() -> Option<MetaRequest> {
+        let bytes = MetaSchema::new_with_format("string", "binary");
+        let schema = MetaSchemaRef::Inline(Box::new(bytes));
+        Some(MetaRequest {
+            description: Some("The archive; any Content-Type is taken."),
+            content: vec![MetaMediaType { content_type: "application/octet-stream", schema }],
+            required: true,
+        })
+    }
+
+    async fn from_request(
+        _: &'a Request,
+        body: &mut RequestBody,
+        _: ExtractParamOptions<()>,
+    ) -> poem::Result<Self> {
+        Ok(Self(body.take()?))
+    }
+}
+
 fn broken_form() -> Problem {
     let message = "the form can't be read; send the archive as the form field `file`";
     Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
@@ -210,7 +237,7 @@ impl UploadsApi {
         expires: Query<u64>,
         /// From the address.
         signature: Query<String>,
-        body: Binary<Body>,
+        body: RawBody,
     ) -> Result<Json<Success<UploadBody>>> {
         let id = upload_id(&id)?;
         if !self.0.is_signed("put", id, expires.0, &signature.0) {

@@ -1,0 +1,46 @@
+//! The binary as a program: what it prints, what it refuses, and how it ends.
+
+use std::process::{Command, Output};
+
+fn roost(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roost"));
+    command.args(arguments).envs(variables.iter().copied());
+    command.output().expect("the binary runs")
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_setting_is_listed_with_its_origin() {
+    let output = roost(&["config"], &[("ROOST_HEALTH__INTERVAL", "2s")]);
+    assert!(output.status.success());
+    let text = said(&output.stdout);
+    assert!(text.contains("health.interval = \"2s\"  # ROOST_HEALTH__INTERVAL"), "{text}");
+    assert!(text.lines().count() > 25 && text.lines().all(|line| line.contains(" = ")), "{text}");
+}
+
+#[test]
+fn an_unknown_setting_is_an_error_that_names_it() {
+    let output = roost(&["config"], &[("ROOST_HEALTH__INTERWAL", "2s")]);
+    assert!(!output.status.success());
+    assert!(said(&output.stderr).contains("health.interwal"), "{}", said(&output.stderr));
+}
+
+#[test]
+fn more_nodes_than_this_release_runs_are_refused() {
+    let output = roost(&["dev", "--nodes", "3", "--port", "0"], &[]);
+    assert!(!output.status.success());
+    assert!(said(&output.stderr).contains("--nodes 3"), "{}", said(&output.stderr));
+}
+
+#[test]
+fn the_document_is_printed_whole() {
+    let output = roost(&["openapi"], &[]);
+    assert!(
+        output.status.success()
+            && output.stdout.starts_with(b"{")
+            && output.stdout.ends_with(b"}\n")
+    );
+}

@@ -1,0 +1,216 @@
+//! Somebody who uses the service over HTTPS and checks what comes back.
+
+use std::{path::Path, time::Duration};
+
+use futures::StreamExt as _;
+use reqwest::{Client, Method, RequestBuilder};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::source;
+
+/// One answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// The headers.
+    pub headers: reqwest::header::HeaderMap,
+    /// The body; null if it is not JSON.
+    pub body: Value,
+}
+
+impl Answer {
+    /// The data of a success with this status.
+    #[track_caller]
+    pub fn data(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{:#}", self.body);
+        assert_eq!(self.body["success"], true, "{:#}", self.body);
+        assert!(self.body["meta"]["request_id"].as_str().is_some_and(|id| id.starts_with("req_")));
+        self.body["data"].clone()
+    }
+
+    /// Checks a failure with this status and code; gives its error.
+    #[track_caller]
+    pub fn refused(self, status: u16, code: &str) -> Value {
+        let error = &self.body["error"];
+        assert_eq!((self.status, error["code"].as_str()), (status, Some(code)), "{:#}", self.body);
+        assert_eq!(self.body["success"], false);
+        assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()));
+        assert!(error["details"].is_object());
+        assert!(self.body["meta"]["request_id"].is_string());
+        error.clone()
+    }
+
+    /// A header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}
+
+/// A client of one node with one key.
+#[derive(Clone)]
+pub struct Customer {
+    /// The client.
+    pub client: Client,
+    /// Where the node is.
+    pub base_url: String,
+    /// The key.
+    pub key: String,
+}
+
+impl Customer {
+    /// With this key, trusting this authority.
+    pub fn new(base_url: &str, authority: &Path, key: &str) -> Self {
+        // The second call in one process finds it installed.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let pem = std::fs::read(authority).expect("the node has a certificate");
+        let authority = reqwest::Certificate::from_pem(&pem).expect("a certificate");
+        let client = Client::builder().tls_certs_only([authority]).build().expect("a client");
+        Self { client, base_url: base_url.to_owned(), key: key.to_owned() }
+    }
+
+    /// A request with the key.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.base_url)).bearer_auth(&self.key)
+    }
+
+    /// Sends a request.
+    pub async fn send(&self, request: RequestBuilder) -> Answer {
+        let response = request.send().await.expect("the service answers");
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let bytes = response.bytes().await.expect("a whole answer");
+        Answer { status, headers, body: serde_json::from_slice(&bytes).unwrap_or_default() }
+    }
+
+    /// `GET`.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(self.request(Method::GET, path)).await
+    }
+
+    /// `POST` with a body.
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.request(Method::POST, path).json(body)).await
+    }
+
+    /// `POST` without a body.
+    pub async fn call(&self, path: &str) -> Answer {
+        self.send(self.request(Method::POST, path)).await
+    }
+
+    /// `PATCH`.
+    pub async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.request(Method::PATCH, path).json(body)).await
+    }
+
+    /// `DELETE`.
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(self.request(Method::DELETE, path)).await
+    }
+
+    /// The id of the default cloud.
+    pub async fn cloud(&self) -> String {
+        let clouds = self.get("/v1/clouds").await.data(200);
+        clouds["items"][0]["id"].as_str().expect("a default cloud").to_owned()
+    }
+
+    /// Uploads an archive; gives its `archive_url`.
+    pub async fn upload(&self, archive: Vec<u8>) -> String {
+        let announced = json!({ "filename": "agent.tar.gz", "size_bytes": archive.len() });
+        let upload = self.post("/v1/uploads", &announced).await.data(201);
+        let url = upload["upload_url"].as_str().expect("an address");
+        let received = self.send(self.client.put(url).body(archive)).await.data(200);
+        assert_eq!(received["status"], "ready");
+        upload["archive_url"].as_str().expect("an address").to_owned()
+    }
+
+    /// The body that deploys these files under this name.
+    pub async fn wanted(&self, name: &str, files: &source::Files<'_>) -> Value {
+        let archive_url = self.upload(source::tar_gz(files)).await;
+        json!({
+            "name": name,
+            "cloud_id": self.cloud().await,
+            "source": { "type": "upload", "archive_url": archive_url },
+        })
+    }
+
+    /// Deploys files and waits until they run; gives the agent's id.
+    pub async fn deploy(&self, name: &str, files: &source::Files<'_>) -> String {
+        let wanted = self.wanted(name, files).await;
+        self.deploy_as(&wanted).await
+    }
+
+    /// Deploys what is wanted and waits until it runs; gives the agent's id.
+    pub async fn deploy_as(&self, wanted: &Value) -> String {
+        let agent = self.post("/v1/agents", wanted).await.data(201);
+        assert_eq!(agent["status"], "created");
+        let id = agent["id"].as_str().expect("an id").to_owned();
+        let agent = self.settled(&id, "running,failed").await;
+        assert_eq!(agent["status"], "running", "{agent:#}");
+        id
+    }
+
+    /// The agent once it has one of these states.
+    pub async fn settled(&self, id: &str, states: &str) -> Value {
+        self.get(&format!("/v1/agents/{id}?wait_for={states}&timeout=60")).await.data(200)
+    }
+
+    /// Invokes with an input.
+    pub async fn invoke(&self, id: &str, input: &Value) -> Answer {
+        self.post(&format!("/v1/agents/{id}/invoke"), &json!({ "input": input })).await
+    }
+
+    /// Starts a job; gives its id.
+    pub async fn job(&self, id: &str, body: Value) -> String {
+        let mut body = body;
+        body["async"] = json!(true);
+        let job = self.post(&format!("/v1/agents/{id}/invoke"), &body).await.data(200);
+        assert_eq!(job["status"], "pending");
+        let job_id = job["job_id"].as_str().expect("an id").to_owned();
+        assert_eq!(job["poll_url"], format!("/v1/jobs/{job_id}"));
+        job_id
+    }
+
+    /// A job once it has ended.
+    pub async fn ended(&self, job: &str) -> Value {
+        self.get(&format!("/v1/jobs/{job}?wait=60")).await.data(200)
+    }
+
+    /// The events of a stream, until it ends.
+    pub async fn events(&self, request: RequestBuilder) -> Vec<Value> {
+        let response = request.send().await.expect("the service answers");
+        assert_eq!(response.status(), 200);
+        let kind = response.headers()["content-type"].to_str().unwrap_or_default().to_owned();
+        assert!(kind.starts_with("text/event-stream"), "{kind}");
+        let mut bytes = response.bytes_stream();
+        let mut text = String::new();
+        while let Some(part) = bytes.next().await {
+            text.push_str(&String::from_utf8_lossy(&part.expect("a whole stream")));
+        }
+        let data = text.lines().filter_map(|line| line.strip_prefix("data:"));
+        data.map(|data| serde_json::from_str(data.trim()).expect("JSON")).collect()
+    }
+
+    /// A streamed invocation.
+    pub async fn stream(&self, id: &str, input: &Value) -> Vec<Value> {
+        let path = format!("/v1/agents/{id}/invoke");
+        let request = self.request(Method::POST, &path).header("accept", "text/event-stream");
+        self.events(request.json(&json!({ "input": input }))).await
+    }
+}
+
+/// Waits until something holds; fails with what it last saw.
+pub async fn eventually<T: std::fmt::Debug>(
+    what: &str,
+    within: Duration,
+    mut look: impl AsyncFnMut() -> Result<T, String>,
+) -> T {
+    let until = Instant::now() + within;
+    loop {
+        match look().await {
+            Ok(found) => return found,
+            Err(seen) if Instant::now() >= until => panic!("{what} did not come true: {seen}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

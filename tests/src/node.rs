@@ -1,0 +1,144 @@
+//! A node as its operator has it: `roost dev --json` in a process of its own.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::Customer;
+
+/// Settings that make time short.
+const QUICK: [(&str, &str); 6] = [
+    ("ROOST_DEPLOY__MIN_HEALTHY", "300ms"),
+    ("ROOST_HEALTH__INTERVAL", "500ms"),
+    ("ROOST_RUNTIME__KILL_AFTER", "1s"),
+    ("ROOST_INVOKE__READY_WAIT", "20s"),
+    ("ROOST_INVOKE__CANCEL_WAIT", "1s"),
+    ("ROOST_DEPLOY__DRAIN_TIMEOUT", "10s"),
+];
+
+/// A running node; it ends with its value.
+pub struct Node {
+    child: Child,
+    /// Its folder.
+    pub data: Arc<TempDir>,
+    /// Where it is reached.
+    pub base_url: String,
+    settings: Vec<(String, String)>,
+    live_key: String,
+    test_key: String,
+}
+
+fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let folder = test.parent().and_then(Path::parent).expect("target/<profile>/deps");
+    let binary = folder.join("roost");
+    assert!(binary.exists(), "{} is missing: run `cargo build` first", binary.display());
+    binary
+}
+
+fn spawn(data: &Path, settings: &[(String, String)]) -> (Child, Value) {
+    let mut command = Command::new(binary());
+    command.args(["dev", "--json", "--port", "0", "--data"]).arg(data);
+    command.envs(settings.iter().map(|(k, v)| (k, v)));
+    command.stdout(Stdio::piped()).stdin(Stdio::null());
+    let mut child = command.spawn().expect("the node starts");
+    let out = child.stdout.take().expect("its output is ours");
+    let mut line = String::new();
+    BufReader::new(out).read_line(&mut line).expect("it says that it is ready");
+    let ready = serde_json::from_str(&line);
+    (child, ready.unwrap_or_else(|error| panic!("not the line of `dev --json`: {line:?}: {error}")))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+impl Node {
+    /// A fresh node with short times.
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A fresh node with short times and these settings.
+    pub fn with(settings: &[(&str, &str)]) -> Self {
+        let settings: Vec<_> = QUICK
+            .iter()
+            .chain(settings)
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let data = Arc::new(tempfile::tempdir().expect("a temporary folder"));
+        let (child, ready) = spawn(data.path(), &settings);
+        Self {
+            child,
+            data,
+            base_url: text(&ready["nodes"][0]["base_url"]),
+            settings,
+            live_key: text(&ready["live_key"]),
+            test_key: text(&ready["test_key"]),
+        }
+    }
+
+    /// Somebody with the live key.
+    pub fn customer(&self) -> Customer {
+        self.caller(&self.live_key)
+    }
+
+    /// Somebody with the test key.
+    pub fn tester(&self) -> Customer {
+        self.caller(&self.test_key)
+    }
+
+    /// Somebody with this key.
+    pub fn caller(&self, key: &str) -> Customer {
+        Customer::new(&self.base_url, &self.data.path().join("tls/ca.pem"), key)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is gone");
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn terminate(&mut self) {
+        let term = Command::new("kill").arg(self.child.id().to_string()).status();
+        assert!(term.is_ok_and(|status| status.success()));
+        self.child.wait().expect("it is gone");
+    }
+
+    /// Starts again on the same folder, after [`Node::kill`] or [`Node::terminate`].
+    pub fn restart(&mut self) {
+        let (child, ready) = spawn(self.data.path(), &self.settings);
+        assert!(ready["live_key"].is_null(), "keys are shown once: {ready}");
+        self.child = child;
+        self.base_url = text(&ready["nodes"][0]["base_url"]);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A graceful end first, so that no agent's process is left for the next test to meet.
+        let _ =
+            Command::new("kill").arg(self.child.id().to_string()).stderr(Stdio::null()).status();
+        for _ in 0..100 {
+            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

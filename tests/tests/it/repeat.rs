@@ -1,0 +1,111 @@
+//! Idempotency keys: the same call twice is one call.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tests::{Answer, Customer, Node, source::ECHO};
+
+const COUNTS: &str = "count = 0\ndef invoke(input, context):\n    global count\n    count += 1\n    if input == 'fail':\n        raise ValueError(count)\n    return count\n";
+
+async fn keyed(me: &Customer, key: &str, path: &str, body: &Value) -> Answer {
+    me.send(me.request(Method::POST, path).header("idempotency-key", key).json(body)).await
+}
+
+#[tokio::test]
+async fn a_repeated_create_makes_one_agent() {
+    let node = Node::start();
+    let me = node.customer();
+    let wanted = me.wanted("once", &[("agent.py", ECHO)]).await;
+    let first = keyed(&me, "k1", "/v1/agents", &wanted).await;
+    assert_eq!(first.header("idempotency-replayed"), None);
+    let first = first.data(201);
+    let again = keyed(&me, "k1", "/v1/agents", &wanted).await;
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    assert_eq!(again.data(201)["id"], first["id"]);
+    let mut other = wanted.clone();
+    other["name"] = json!("other");
+    keyed(&me, "k1", "/v1/agents", &other).await.refused(400, "IDEMPOTENCY_KEY_REUSED");
+    keyed(&me, "k2", "/v1/agents", &wanted).await.refused(409, "AGENT_NAME_TAKEN");
+    me.delete(&format!("/v1/agents/{}", first["id"].as_str().expect("an id"))).await.data(200);
+    let still = keyed(&me, "k2", "/v1/agents", &wanted).await;
+    still.refused(409, "AGENT_NAME_TAKEN");
+    let test = node.tester();
+    let cloud = json!({ "name": "mode" });
+    let live = keyed(&me, "k3", "/v1/clouds", &cloud).await.data(201)["id"].clone();
+    assert_ne!(
+        keyed(&test, "k3", "/v1/clouds", &cloud).await.data(201)["id"],
+        live,
+        "a key is of one mode"
+    );
+}
+
+#[tokio::test]
+async fn a_hundred_equal_jobs_at_once_are_one() {
+    let node = Node::start();
+    let me = node.customer();
+    let id = me.deploy("one", &[("agent.py", COUNTS)]).await;
+    let path = format!("/v1/agents/{id}/invoke");
+    let body = json!({ "input": 1, "async": true });
+    let calls = (0..100).map(|_| keyed(&me, "job", &path, &body));
+    let answers = futures::future::join_all(calls).await;
+    let ids: std::collections::BTreeSet<String> =
+        answers.into_iter().map(|answer| answer.data(200)["job_id"].to_string()).collect();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    let job = ids.first().map(|id| id.trim_matches('"').to_owned()).expect("one");
+    assert_eq!(me.ended(&job).await["output"], 1);
+    assert_eq!(me.invoke(&id, &json!(1)).await.data(200)["output"], 2, "the agent saw one job");
+}
+
+#[tokio::test]
+async fn a_repeated_call_never_reaches_the_agent_twice() {
+    let mut node = Node::start();
+    let me = node.customer();
+    let id = me.deploy("sync", &[("agent.py", COUNTS)]).await;
+    let path = format!("/v1/agents/{id}/invoke");
+    let body = json!({ "input": "count" });
+    assert_eq!(keyed(&me, "a", &path, &body).await.data(200)["output"], 1);
+    let again = keyed(&me, "a", &path, &body).await;
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    assert_eq!(again.data(200)["output"], 1);
+    let fail = json!({ "input": "fail" });
+    let first = keyed(&me, "b", &path, &fail).await.refused(502, "AGENT_ERROR");
+    let again = keyed(&me, "b", &path, &fail).await.refused(502, "AGENT_ERROR");
+    assert_eq!(first["details"], again["details"], "a failure after the call went out is kept");
+    assert_eq!(keyed(&me, "c", &path, &body).await.data(200)["output"], 3);
+    node.kill();
+    node.restart();
+    let me = node.caller(&me.key);
+    assert_eq!(keyed(&me, "a", &path, &body).await.data(200)["output"], 1, "kept over kill -9");
+}
+
+#[tokio::test]
+async fn a_keyed_call_whose_node_died_is_ended_as_unknown() {
+    let mut node = Node::start();
+    let me = node.customer();
+    let slow = "import time\ndef invoke(input, context):\n    time.sleep(30)\n";
+    let id = me.deploy("gone", &[("agent.py", slow)]).await;
+    let path = format!("/v1/agents/{id}/invoke");
+    let body = json!({ "input": 1 });
+    let call = keyed(&me, "lost", &path, &body);
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(700), call).await.is_err());
+    keyed(&me, "lost", &path, &body).await.refused(409, "IDEMPOTENCY_IN_PROGRESS");
+    node.kill();
+    node.restart();
+    let me = node.caller(&me.key);
+    let ended =
+        tests::eventually("the call is ended", std::time::Duration::from_secs(30), async || {
+            let answer = keyed(&me, "lost", &path, &body).await;
+            if answer.status == 502 { Ok(answer) } else { Err(format!("{}", answer.body)) }
+        })
+        .await;
+    assert_eq!(ended.refused(502, "AGENT_ERROR")["details"]["reason"], "outcome_unknown");
+}
+
+#[tokio::test]
+async fn a_stream_takes_no_key() {
+    let node = Node::start();
+    let me = node.customer();
+    let id = me.deploy("stream", &[("agent.py", ECHO)]).await;
+    let request = me.request(Method::POST, &format!("/v1/agents/{id}/invoke"));
+    let request = request.header("accept", "text/event-stream").header("idempotency-key", "x");
+    me.send(request.json(&json!({}))).await.refused(400, "VALIDATION_ERROR");
+}

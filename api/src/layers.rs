@@ -208,16 +208,30 @@ fn problem_of(error: &Error, credentials: Option<Problem>, path: &str) -> Proble
 }
 
 fn unreadable_body(error: &ReadBodyError) -> Problem {
-    if let ReadBodyError::Io(cause) = error
-        && cause.kind() == std::io::ErrorKind::FileTooLarge
-    {
-        return too_large(cause.to_string().parse().unwrap_or(BODY_BYTES_MAX));
+    match limit_of(error) {
+        Some(most) => too_large(most),
+        None => {
+            let message = "the body could not be read to its end";
+            Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
+        }
     }
-    Problem::new(
-        StatusCode::BAD_REQUEST,
-        "INVALID_REQUEST",
-        "the body could not be read to its end",
-    )
+}
+
+/// The limit that a body ran into, if that is why it could not be read.
+pub(crate) fn limit_of(error: &(dyn std::error::Error + 'static)) -> Option<usize> {
+    let mut cause = error;
+    loop {
+        cause = match cause.downcast_ref::<std::io::Error>() {
+            Some(io) if io.kind() == std::io::ErrorKind::FileTooLarge => {
+                return io.to_string().parse().ok();
+            }
+            Some(io) => io.get_ref()?,
+            None => match cause.downcast_ref::<ReadBodyError>() {
+                Some(ReadBodyError::Io(io)) => io,
+                _ => cause.source()?,
+            },
+        };
+    }
 }
 
 /// The framework's words for a wrong parameter, without its inner names.

@@ -53,6 +53,7 @@ impl Answer {
 pub struct Customer {
     /// The client.
     pub client: Client,
+    old: Client,
     /// Where the node is.
     pub base_url: String,
     /// The key.
@@ -66,8 +67,18 @@ impl Customer {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let pem = std::fs::read(authority).expect("the node has a certificate");
         let authority = reqwest::Certificate::from_pem(&pem).expect("a certificate");
-        let client = Client::builder().tls_certs_only([authority]).build().expect("a client");
-        Self { client, base_url: base_url.to_owned(), key: key.to_owned() }
+        let build = |http1: bool| {
+            let builder = Client::builder().tls_certs_only([authority.clone()]);
+            let builder = if http1 { builder.http1_only() } else { builder };
+            builder.build().expect("a client")
+        };
+        let (client, old) = (build(false), build(true));
+        Self { client, old, base_url: base_url.to_owned(), key: key.to_owned() }
+    }
+
+    /// The same customer over HTTP/1.1.
+    pub fn http1(&self) -> Self {
+        Self { client: self.old.clone(), ..self.clone() }
     }
 
     /// A request with the key.

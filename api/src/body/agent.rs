@@ -567,10 +567,9 @@ pub fn scaling(
 ) -> agent::Scaling {
     let Some(body) = body else { return before };
     let min_instances = body.min_instances.unwrap_or(before.min_instances);
-    let default_max = before.max_instances.max(min_instances);
     let scaling = agent::Scaling {
         min_instances,
-        max_instances: body.max_instances.unwrap_or(default_max),
+        max_instances: body.max_instances.unwrap_or(before.max_instances),
         target_cpu_percent: body.target_cpu_percent.unwrap_or(before.target_cpu_percent),
     };
     if scaling.min_instances > scaling.max_instances {

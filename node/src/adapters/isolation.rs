@@ -17,7 +17,7 @@ pub const LAYERS: [&str; 7] =
 pub const FIRST_UID: u32 = 700_000;
 
 /// What may be read by every process: programs, libraries and what they need to find names.
-const READABLE: [&str; 22] = [
+const READABLE: [&str; 26] = [
     "/usr",
     "/lib",
     "/lib64",
@@ -33,7 +33,11 @@ const READABLE: [&str; 22] = [
     "/etc/ssl",
     "/etc/ca-certificates",
     "/etc/alternatives",
+    "/etc/debian_version",
     "/etc/hosts",
+    "/etc/lsb-release",
+    "/etc/os-release",
+    "/etc/pip.conf",
     "/etc/resolv.conf",
     "/etc/nsswitch.conf",
     "/etc/ld.so.cache",

@@ -246,12 +246,13 @@ async fn a_branch_of_a_repository_is_deployed_and_its_commit_recorded() {
     let source = json!({ "type": "github", "repo": "acme/bots", "branch": "next", "path": "chat" });
     let id = me.deploy_as(&wanted("next", source)).await;
     assert_eq!(output(&me, &id, json!(1)).await, "next");
-    for source in [
+    let wrong = [
         json!({ "type": "github", "repo": "acme/nothing" }),
         json!({ "type": "github", "repo": "acme/bots", "branch": "never" }),
         json!({ "type": "github", "repo": "acme/bots", "path": "nowhere" }),
-    ] {
-        let name = format!("wrong-{}", source.to_string().len());
+    ];
+    for (n, source) in wrong.into_iter().enumerate() {
+        let name = format!("wrong-{n}");
         let id = me.post("/v1/agents", &wanted(&name, source)).await.data(201)["id"]
             .as_str()
             .expect("an id")

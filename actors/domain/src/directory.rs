@@ -552,12 +552,17 @@ impl Directory {
         }
     }
 
+    /// The waiting deployment's turn: if the one before it went live meanwhile, its number is taken.
     fn unblock_deployment(&mut self, agent_id: AgentId) {
+        let Some(agent) = self.agents.get(&agent_id) else { return };
+        let Some(next) = agent.waiting else { return };
         self.agents.change(&agent_id, |agent| {
-            if let Some(next) = agent.waiting.take() {
-                agent.deployment = next;
-            }
+            agent.waiting = None;
+            agent.deployment = next;
             agent.revision += 1;
+        });
+        self.deployments.change(&(agent_id.0, next), |row| {
+            row.version = row.version.max(agent.latest_version + 1);
         });
     }
 

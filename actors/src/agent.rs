@@ -26,7 +26,7 @@ use crate::{
     instance::{self, InstanceMessage},
     log_line,
     ports::{BuildRequest, Channel, StartRequest},
-    root::detach,
+    root::{Told, detach},
     world::World,
 };
 
@@ -34,8 +34,8 @@ use crate::{
 pub enum AgentMessage {
     /// Something may have changed; find out what. Carries no hint on purpose.
     Look,
-    /// A build ended.
-    Built(DeploymentId, Box<Result<Image, Failure>>),
+    /// A build ended; without a result if it could not even begin.
+    Built(DeploymentId, Option<Box<Result<Image, Failure>>>),
 }
 
 /// The actor of one agent.
@@ -104,7 +104,7 @@ impl Actor for AgentActor {
         owner: &mut Owner,
     ) -> Result<(), ActorProcessingErr> {
         if let AgentMessage::Built(id, result) = message {
-            owner.built(id, *result).await?;
+            owner.built(id, result.map(|result| *result)).await?;
         }
         owner.look(&myself).await
     }
@@ -239,6 +239,12 @@ impl Owner {
     ) -> Result<(), ActorProcessingErr> {
         let agent = self.id;
         match step {
+            Step::Build(id) | Step::BeginRollout(id) if self.lacks_gpu(sight) => {
+                let message =
+                    "no node of this cloud has the GPU that resources.gpu asks for; leave it out";
+                let failure = Failure::new("NO_CAPACITY", message);
+                self.report(Command::FailDeployment { agent, id, failure }).await
+            }
             Step::Build(id) => self.build(id, sight, myself),
             Step::BeginRollout(id) => {
                 self.report(Command::BeginRollout { agent, id, image: None }).await
@@ -266,6 +272,12 @@ impl Owner {
         }
     }
 
+    /// Processes are given no graphics processors.
+    fn lacks_gpu(&self, sight: &Sight) -> bool {
+        let wanted = sight.deployment.as_ref().is_some_and(|d| d.spec.resources.gpu.is_some());
+        wanted && self.provider(&sight.agent) != Some(Provider::Docker)
+    }
+
     async fn report(&self, command: Command) -> Result<(), ActorProcessingErr> {
         self.world.report(self.claim, command).await?;
         Ok(())
@@ -289,10 +301,13 @@ impl Owner {
             spec: deployment.spec.clone(),
             no_cache: deployment.no_cache,
         };
-        let (world, claim, me) = (Arc::clone(&self.world), self.claim, myself.clone());
+        let (world, claim) = (Arc::clone(&self.world), self.claim);
+        let ended = Told::when_dropped(myself.clone(), || AgentMessage::Built(id, None));
         let task = detach(async move {
-            if let Some(result) = build(&world, claim, request).await {
-                let _ = me.cast(AgentMessage::Built(id, Box::new(result)));
+            match build(&world, claim, request).await {
+                Some(result) => ended.instead(AgentMessage::Built(id, Some(Box::new(result)))),
+                // A pause, so that a log that does not answer is not asked without end.
+                None => tokio::time::sleep(Duration::from_secs(1)).await,
             }
         });
         self.build = Some((id, task));
@@ -302,9 +317,13 @@ impl Owner {
     async fn built(
         &mut self,
         id: DeploymentId,
-        result: Result<Image, Failure>,
+        result: Option<Result<Image, Failure>>,
     ) -> Result<(), ActorProcessingErr> {
-        self.build = None;
+        // An answer of a build that was called off says nothing about the one that runs.
+        if self.build.as_ref().is_some_and(|(building, _)| *building == id) {
+            self.build = None;
+        }
+        let Some(result) = result else { return Ok(()) };
         let agent = self.id;
         let command = match result {
             Ok(image) => Command::BeginRollout { agent, id, image: Some(Box::new(image)) },

@@ -29,6 +29,8 @@ use crate::{
 const LAST_LINES: usize = 10;
 /// Between connection attempts in the first second of a start.
 const PROBE_FAST: Duration = Duration::from_millis(5);
+/// Between looks at an instance whose unwanted calls are all that is left.
+const LET_GO_LOOK: Duration = Duration::from_millis(50);
 /// Between connection attempts later.
 const PROBE_SLOW: Duration = Duration::from_millis(250);
 
@@ -42,8 +44,12 @@ pub enum InstanceMessage {
     Checked(bool),
     /// The process has ended.
     Exited(Exit),
+    /// Nobody listens where it was.
+    Unreachable,
     /// No new calls; end it when its calls are over, or after this time.
     Drain(Duration),
+    /// A canceled call is not let go of: end it once only such calls are left in it.
+    LetGo,
     /// End it at once.
     Kill,
 }
@@ -207,7 +213,9 @@ impl Actor for InstanceActor {
             }
             InstanceMessage::Ready => running.ready(&myself),
             InstanceMessage::Checked(well) => running.checked(well),
+            InstanceMessage::Unreachable => running.unreachable(),
             InstanceMessage::Drain(timeout) => running.drain(timeout),
+            InstanceMessage::LetGo => running.let_go(),
             InstanceMessage::Kill => running.kill(),
             InstanceMessage::Exited(exit) => {
                 running.exited(exit);
@@ -324,6 +332,13 @@ impl Running {
         }
     }
 
+    /// Whatever is left of it ends; it counts as an exit of its own.
+    fn unreachable(&mut self) {
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+
     fn drain(&mut self, timeout: Duration) {
         if self.asked {
             return;
@@ -342,6 +357,21 @@ impl Running {
             }
             _ => self.end(),
         }
+    }
+
+    /// No new calls; when all that is left in it are calls that nobody wants, it is ended.
+    fn let_go(&mut self) {
+        let (Some(endpoint), Some(process)) = (&self.endpoint, &self.process) else { return };
+        let (endpoint, process) = (Arc::clone(endpoint), Arc::clone(process));
+        self.asked = true;
+        self.world.routes.remove(self.request.agent_id, self.request.instance_id);
+        self.tell(|known| known.seen = Seen::Draining);
+        self.tasks.push(detach(async move {
+            while endpoint.in_flight() > endpoint.unwanted() {
+                tokio::time::sleep(LET_GO_LOOK).await;
+            }
+            process.kill();
+        }));
     }
 
     /// Ends a process that takes no calls; one that is still being started ends when it is known.

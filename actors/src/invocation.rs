@@ -19,6 +19,7 @@ use serde_json::{Value, value::RawValue};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    instance::InstanceMessage,
     meter::Sample,
     route::{NoSlot, Patience, Slot},
     wire::{self, Answer, Context, EventReader, StreamEvent},
@@ -55,7 +56,10 @@ impl AgentClient {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, CallError> {
-        self.0.request(request).await.map_err(|error| CallError::Broken(error.to_string()))
+        self.0.request(request).await.map_err(|error| match error.is_connect() {
+            true => CallError::Unreached,
+            false => CallError::Broken(error.to_string()),
+        })
     }
 }
 
@@ -109,6 +113,9 @@ pub enum CallError {
         /// Its words.
         message: String,
     },
+    /// Nobody listens where the instance was; the agent saw nothing of the call.
+    #[error("the instance is gone; retry in a moment")]
+    Unreached,
     /// The connection ended before the answer did.
     #[error("the connection to the agent ended before its answer was complete")]
     Broken(String),
@@ -151,14 +158,25 @@ impl World {
     pub async fn invoke(&self, call: &Invocation) -> Result<Output, CallError> {
         let deadline = Instant::now() + call.timeout;
         let began = Instant::now();
-        let slot = match self.slot(call.agent_id, deadline).await {
-            Ok(slot) => slot,
-            Err(reason) => {
-                self.meter.record(call.agent_id, Sample::refused(began.elapsed()), self.now());
-                return Err(reason.into());
+        loop {
+            let slot = match self.slot(call.agent_id, deadline).await {
+                Ok(slot) => slot,
+                Err(reason) => {
+                    self.meter.record(call.agent_id, Sample::refused(began.elapsed()), self.now());
+                    return Err(reason.into());
+                }
+            };
+            match self.invoke_in(&slot, call, deadline).await {
+                Err(CallError::Unreached) => self.give_up(&slot),
+                ended => return ended,
             }
-        };
-        self.invoke_in(&slot, call, deadline).await
+        }
+    }
+
+    /// Nobody listens where this instance was: it takes no more calls and is replaced.
+    pub fn give_up(&self, slot: &Slot) {
+        self.routes.remove(slot.endpoint.agent_id, slot.endpoint.id);
+        let _ = slot.endpoint.actor.cast(InstanceMessage::Unreachable);
     }
 
     /// Calls one instance and waits for its whole answer.
@@ -171,6 +189,9 @@ impl World {
         let began = Instant::now();
         let answer = tokio::time::timeout_at(deadline, self.exchange(slot, call)).await;
         let answer = answer.unwrap_or(Err(CallError::Timeout(call.timeout)));
+        if answer == Err(CallError::Unreached) {
+            return Err(CallError::Unreached);
+        }
         let elapsed = began.elapsed();
         let tokens = answer.as_ref().map_or(0, |answer| answer.tokens);
         let sample = Sample::ended(elapsed, answer.is_ok(), tokens);
@@ -233,12 +254,20 @@ impl World {
         call: Invocation,
     ) -> Result<mpsc::Receiver<Result<StreamEvent, CallError>>, CallError> {
         let deadline = Instant::now() + call.timeout;
-        let slot = self.slot(call.agent_id, deadline).await?;
+        let mut slot = self.slot(call.agent_id, deadline).await?;
         let (sender, receiver) = mpsc::channel(STREAM_EVENTS_WAITING);
         let world = Arc::clone(self);
         crate::root::detach(async move {
             let began = Instant::now();
-            let pump = tokio::time::timeout_at(deadline, world.pump(&slot, &call, &sender));
+            let pump = tokio::time::timeout_at(deadline, async {
+                loop {
+                    match world.pump(&slot, &call, &sender).await {
+                        Err(CallError::Unreached) => world.give_up(&slot),
+                        ended => return ended,
+                    }
+                    slot = world.slot(call.agent_id, deadline).await?;
+                }
+            });
             // A reader that went away ends the call: the agent's connection closes with this task.
             let ended = tokio::select! {
                 ended = pump => ended.unwrap_or(Err(CallError::Timeout(call.timeout))),
@@ -414,6 +443,7 @@ impl CallError {
                 ("AGENT_ERROR", json!({ "status": status, "body": body, "attempts": 1 }))
             }
             Self::Reported { code, .. } => ("AGENT_ERROR", json!({ "agent_code": code })),
+            Self::Unreached => ("AGENT_UNAVAILABLE", json!({})),
             Self::Broken(_) => ("AGENT_ERROR", json!({ "reason": "connection_lost" })),
             Self::BadResponse(cause) => ("AGENT_BAD_RESPONSE", json!({ "cause": cause })),
             Self::TooLarge => ("AGENT_BAD_RESPONSE", json!({ "max_bytes": OUTPUT_BYTES_MAX })),

@@ -19,10 +19,14 @@ use tokio::{sync::watch, task::AbortHandle, time::Instant};
 use crate::{
     instance::InstanceMessage,
     invocation::{CallError, Invocation},
-    root::{Thing, detach},
+    ports::ProposeError,
+    root::{Thing, Told, detach},
     route::{NoSlot, Slot},
     world::World,
 };
+
+/// Between attempts to write an outcome down.
+const FINISH_AGAIN: Duration = Duration::from_millis(500);
 
 /// What wakes a job.
 pub enum JobMessage {
@@ -175,18 +179,19 @@ impl Carrier {
             claim: self.claim,
             cancel: self.cancel.subscribe(),
         };
-        let me = myself.clone();
+        let ended = Told::when_dropped(myself.clone(), || JobMessage::Ended);
         self.attempt = Some(detach(async move {
+            let _ended = ended;
             if let Err(error) = carry.attempt(job, slot).await {
                 tracing::warn!(%error, "a job's attempt could not be written down");
                 // The log was not reachable; the next look finds the job as it was.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            let _ = me.cast(JobMessage::Ended);
         }));
     }
 }
 
+/// Writes an outcome down, however long that takes: a result that was paid for is not thrown away.
 async fn finish(
     world: &World,
     claim: Claim,
@@ -194,9 +199,19 @@ async fn finish(
     epoch: u64,
     outcome: Outcome,
 ) -> Result<(), ActorProcessingErr> {
-    let command = Command::FinishJob { id, epoch, outcome };
-    world.ask_shard(claim.shard, command, None, Some(claim)).await?.result?;
-    Ok(())
+    loop {
+        let command = Command::FinishJob { id, epoch, outcome: outcome.clone() };
+        match world.ask_shard(claim.shard, command, None, Some(claim)).await {
+            Ok(answer) => {
+                answer.result?;
+                return Ok(());
+            }
+            Err(error @ ProposeError::Rejected(_)) => return Err(error.into()),
+            Err(ProposeError::Unavailable | ProposeError::Unknown) => {
+                tokio::time::sleep(FINISH_AGAIN).await;
+            }
+        }
+    }
 }
 
 /// One attempt, from a slot to a committed outcome.
@@ -225,8 +240,18 @@ impl Carry {
                 }
             },
         };
-        let outcome = self.run(&job, &slot).await;
-        drop(slot);
+        let mut slot = slot;
+        let outcome = loop {
+            match self.run(&job, &slot).await {
+                Some(outcome) => break outcome,
+                // The agent saw nothing of it: the same attempt goes to another instance.
+                None => self.world.give_up(&slot),
+            }
+            slot = match self.slot(&job).await {
+                Ok(slot) => slot,
+                Err(outcome) => break outcome,
+            };
+        };
         finish(&self.world, self.claim, job.id, job.epoch, outcome).await
     }
 
@@ -287,11 +312,12 @@ impl Carry {
         }
     }
 
-    async fn run(&mut self, job: &Job, slot: &Slot) -> Outcome {
+    /// `None` if the instance was gone before the call could reach it.
+    async fn run(&mut self, job: &Job, slot: &Slot) -> Option<Outcome> {
         let timeout = Duration::from_millis(job.timeout_ms);
         let input = match self.world.input(job).await {
             Ok(input) => input,
-            Err(outcome) => return outcome,
+            Err(outcome) => return Some(outcome),
         };
         let call = Invocation {
             agent_id: job.agent_id,
@@ -309,10 +335,13 @@ impl Carry {
         let answer = world.invoke_in(slot, &call, Instant::now() + timeout);
         tokio::pin!(answer);
         tokio::select! {
-            answer = &mut answer => return outcome(answer),
+            answer = &mut answer => return match answer {
+                Err(CallError::Unreached) => None,
+                ended => Some(outcome(ended)),
+            },
             () = wanted(&mut self.cancel, Cancel::Gracefully) => {}
         }
-        self.let_go(slot, &call, answer).await
+        Some(self.let_go(slot, &call, answer).await)
     }
 
     /// Canceled is said only when the agent has let go of the call or its instance is dead.
@@ -346,15 +375,12 @@ impl Carry {
                 () = &mut give_up => break,
             }
         }
-        // It does not let go: no new calls, the others may end, then the instance is ended.
-        slot.endpoint.close();
-        let mut others = tokio::time::interval(Duration::from_millis(50));
-        loop {
-            tokio::select! {
-                _ = &mut answer => return Outcome::Canceled,
-                () = wanted(&mut self.cancel, Cancel::ByForce) => break,
-                _ = others.tick() => if slot.endpoint.in_flight() <= 1 { break },
-            }
+        // It does not let go: no new calls, the wanted ones may end, then the instance is ended.
+        slot.endpoint.give_up_on_one();
+        let _ = slot.endpoint.actor.cast(InstanceMessage::LetGo);
+        tokio::select! {
+            _ = &mut answer => return Outcome::Canceled,
+            () = wanted(&mut self.cancel, Cancel::ByForce) => {}
         }
         let _ = slot.endpoint.actor.cast(InstanceMessage::Kill);
         let _ = answer.await;
@@ -409,7 +435,9 @@ fn explained(error: &CallError) -> (&'static str, serde_json::Value, RetryOn) {
     let (code, details) = error.explained();
     match error {
         CallError::Timeout(_) => ("JOB_TIMEOUT", details, RetryOn::Timeout),
-        CallError::NoSlot(_) => ("AGENT_UNAVAILABLE", details, RetryOn::Unavailable),
+        CallError::NoSlot(_) | CallError::Unreached => {
+            ("AGENT_UNAVAILABLE", details, RetryOn::Unavailable)
+        }
         CallError::Broken(_) => {
             ("AGENT_ERROR", json!({ "reason": "instance_exited" }), RetryOn::AgentError)
         }

@@ -42,11 +42,43 @@ const RESTART_PAUSES: [Duration; 6] = [
 ];
 /// Job actors at once; further jobs wait in the log.
 const JOB_ACTORS_MAX: usize = 2000;
+/// Job actors at once for one agent, so that one that is not coming up starves no other.
+const JOB_ACTORS_PER_AGENT: usize = 200;
+
+/// Things waited for above which those that nobody waits for any more are forgotten.
+const WAITERS_PRUNED_ABOVE: usize = 10_000;
 
 /// Runs a task outside of any mailbox. The only place that spawns; whoever holds the handle may end
 /// the task, and a node that stops ends all of them.
 pub fn detach(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
     tokio::spawn(task).abort_handle()
+}
+
+/// Tells an actor something when a task ends, however it ends: a task that panicked or was aborted
+/// must not leave its actor waiting.
+pub(crate) struct Told<M: ractor::Message> {
+    actor: ActorRef<M>,
+    message: Option<M>,
+}
+
+impl<M: ractor::Message> Told<M> {
+    pub(crate) fn when_dropped(actor: ActorRef<M>, message: impl FnOnce() -> M) -> Self {
+        Self { actor, message: Some(message()) }
+    }
+
+    /// Something better is told instead.
+    pub(crate) fn instead(mut self, message: M) {
+        self.message = Some(message);
+    }
+}
+
+impl<M: ractor::Message> Drop for Told<M> {
+    fn drop(&mut self) {
+        if let Some(message) = self.message.take() {
+            // The actor may have ended first.
+            let _ = self.actor.cast(message);
+        }
+    }
 }
 
 /// A thing that somebody may wait for.
@@ -109,6 +141,9 @@ impl Watch {
     /// Wakes when the thing changes. Ask before looking, so that no change is missed.
     pub fn subscribe(&self, thing: Thing) -> Arc<Notify> {
         let mut waiters = lock(&self.waiters);
+        if waiters.len() > WAITERS_PRUNED_ABOVE {
+            waiters.retain(|_, waiter| waiter.strong_count() > 0);
+        }
         if let Some(notify) = waiters.get(&thing).and_then(Weak::upgrade) {
             return notify;
         }
@@ -213,7 +248,8 @@ pub struct Root;
 pub struct Children {
     world: Arc<World>,
     agents: BTreeMap<AgentId, ActorRef<AgentMessage>>,
-    jobs: BTreeMap<JobId, ActorRef<JobMessage>>,
+    jobs: BTreeMap<JobId, (AgentId, ActorRef<JobMessage>)>,
+    jobs_of: HashMap<AgentId, usize>,
     names: HashMap<ActorId, Named>,
     falls: BTreeMap<Named, usize>,
     backlog: bool,
@@ -248,6 +284,7 @@ impl Actor for Root {
             world,
             agents: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            jobs_of: HashMap::new(),
             names: HashMap::new(),
             falls: BTreeMap::new(),
             backlog: false,
@@ -405,15 +442,16 @@ impl Children {
     }
 
     async fn wake_job(&mut self, shard: u16, id: JobId, myself: &ActorRef<RootMessage>) {
-        if let Some(actor) = self.jobs.get(&id) {
+        if let Some((_, actor)) = self.jobs.get(&id) {
             let _ = actor.cast(JobMessage::Look);
             return;
         }
         let Some(claim) = self.world.claim(shard) else { return };
-        if !self.world.ports.ledger.shard(shard).read().jobs.contains(&id) {
-            return;
-        }
-        if self.jobs.len() >= JOB_ACTORS_MAX {
+        let row = self.world.ports.ledger.shard(shard).read().jobs.get(&id);
+        let Some(agent) = row.map(|row| row.agent_id) else { return };
+        // A job that holds a slot already must go on: nobody else gives the slot back.
+        let holds_slot = lock(&self.world.watch.handover).contains_key(&id);
+        if !holds_slot && !self.has_room(agent) {
             self.backlog = true;
             return;
         }
@@ -421,10 +459,16 @@ impl Children {
         match Actor::spawn_linked(None, JobActor, arguments, myself.get_cell()).await {
             Ok((actor, _)) => {
                 self.names.insert(actor.get_id(), Named::Job(shard, id));
-                self.jobs.insert(id, actor);
+                self.jobs.insert(id, (agent, actor));
+                *self.jobs_of.entry(agent).or_default() += 1;
             }
             Err(error) => error!(job_id = %id, %error, "a job's actor did not start"),
         }
+    }
+
+    fn has_room(&self, agent: AgentId) -> bool {
+        self.jobs.len() < JOB_ACTORS_MAX
+            && self.jobs_of.get(&agent).is_none_or(|jobs| *jobs < JOB_ACTORS_PER_AGENT)
     }
 
     /// Starts actors of jobs that have none yet, oldest first.
@@ -436,12 +480,13 @@ impl Children {
         let mut missing = vec![];
         for shard in 0..self.world.ports.ledger.shards() {
             let state = self.world.ports.ledger.shard(shard).read();
-            let ids = state.jobs.rows().map(|(id, _)| *id);
-            missing.extend(
-                ids.filter(|id| !self.jobs.contains_key(id)).take(room).map(|id| (shard, id)),
-            );
+            let waiting = state
+                .jobs
+                .rows()
+                .filter(|(id, job)| !self.jobs.contains_key(id) && self.has_room(job.agent_id));
+            missing.extend(waiting.take(room).map(|(id, _)| (shard, *id)));
         }
-        self.backlog = missing.len() > room;
+        self.backlog = !missing.is_empty();
         missing.sort_by_key(|(_, id)| *id);
         for (shard, id) in missing.into_iter().take(room) {
             self.wake_job(shard, id, myself).await;
@@ -452,9 +497,19 @@ impl Children {
         let name = self.names.remove(&actor)?;
         match name {
             Named::Agent(id) => drop(self.agents.remove(&id)),
-            Named::Job(_, id) => drop(self.jobs.remove(&id)),
+            Named::Job(_, id) => self.forget_job(id),
         }
         Some(name)
+    }
+
+    fn forget_job(&mut self, id: JobId) {
+        let Some((agent, _)) = self.jobs.remove(&id) else { return };
+        if let Some(jobs) = self.jobs_of.get_mut(&agent) {
+            *jobs -= 1;
+            if *jobs == 0 {
+                self.jobs_of.remove(&agent);
+            }
+        }
     }
 
     /// An actor ended because it saw no work; what happened while it ended must not be missed.

@@ -39,6 +39,7 @@ pub struct Endpoint {
     pub healthy: AtomicBool,
     accepting: AtomicBool,
     in_flight: AtomicU32,
+    unwanted: AtomicU32,
     idle: Notify,
 }
 
@@ -76,6 +77,7 @@ impl Endpoint {
             healthy: AtomicBool::new(true),
             accepting: AtomicBool::new(true),
             in_flight: AtomicU32::new(0),
+            unwanted: AtomicU32::new(0),
             idle: Notify::new(),
         })
     }
@@ -83,6 +85,16 @@ impl Endpoint {
     /// Calls in it now.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
+    }
+
+    /// Calls in it that were canceled and that it does not let go of.
+    pub fn unwanted(&self) -> u32 {
+        self.unwanted.load(Relaxed)
+    }
+
+    /// One more call is not wanted any more.
+    pub fn give_up_on_one(&self) {
+        self.unwanted.fetch_add(1, Relaxed);
     }
 
     /// Takes no new calls from now on.
@@ -249,9 +261,9 @@ impl Routes {
         self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(&agent);
     }
 
-    /// A slot at once, or none.
+    /// A slot at once, or none; those who wait already go first.
     pub fn try_take(&self, agent: AgentId) -> Option<Slot> {
-        self.known(agent)?.try_take(&self.in_flight)
+        self.known(agent).filter(|route| route.waiting() == 0)?.try_take(&self.in_flight)
     }
 
     /// A slot, after a wait if need be.

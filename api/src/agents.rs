@@ -655,8 +655,19 @@ impl AgentsApi {
         json: &serde_json::Value,
     ) -> Result<AgentPatch> {
         let mut wrong: Wrong = vec![];
-        let environment = body.environment.unwrap_or_default();
-        let metadata = body.metadata.unwrap_or_default();
+        // A null member goes back to its default (RFC 7396); a map loses all its members.
+        let is_null = |name: &str| json.get(name).is_some_and(serde_json::Value::is_null);
+        let mut environment = body.environment.unwrap_or_default();
+        if is_null("environment") {
+            environment.extend(before.spec.environment.keys().map(|name| (name.clone(), None)));
+        }
+        let mut metadata = body.metadata.unwrap_or_default();
+        if is_null("metadata") {
+            metadata.extend(before.metadata.keys().map(|key| (key.clone(), None)));
+        }
+        if is_null("source") {
+            wrong.push(("source".to_owned(), "can't be removed; give another one".to_owned()));
+        }
         let after = patched(&before.spec.environment, &environment);
         wire::check_environment(after.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
         let mut notes = before.metadata.clone();
@@ -670,6 +681,7 @@ impl AgentsApi {
             body.resources.map(|given| wire::resources(Some(given), resources_before, &mut wrong));
         let scaling =
             body.scaling.map(|given| wire::scaling(Some(&given), before.scaling, &mut wrong));
+        let scaling = scaling.or_else(|| is_null("scaling").then(Scaling::default));
         if let Some(source) = &body.source {
             check_source(source, &mut wrong);
         }
@@ -692,9 +704,14 @@ impl AgentsApi {
             })
             .collect::<Result<_>>()?;
         Ok(AgentPatch {
-            display_name: body.display_name,
+            display_name: body
+                .display_name
+                .or_else(|| is_null("display_name").then(|| before.name.clone())),
             source,
-            runtime: body.runtime.map(Into::into),
+            runtime: body
+                .runtime
+                .or_else(|| is_null("runtime").then(Default::default))
+                .map(Into::into),
             resources,
             scaling,
             environment,

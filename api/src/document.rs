@@ -57,6 +57,33 @@ pub(crate) fn endpoint() -> impl Endpoint<Output = Response> {
     })
 }
 
+/// The methods that a path takes, as an `Allow` header says them.
+pub(crate) fn methods_of(path: &str) -> String {
+    static PATHS: std::sync::OnceLock<Vec<(String, String)>> = std::sync::OnceLock::new();
+    let known = PATHS.get_or_init(|| {
+        let document: Value = serde_json::from_str(&document()).unwrap_or_default();
+        let paths = document["paths"].as_object().cloned().unwrap_or_default();
+        let methods = |methods: Value| {
+            let names = methods.as_object().into_iter().flat_map(Map::keys);
+            names.map(|name| name.to_uppercase()).collect::<Vec<_>>().join(", ")
+        };
+        paths.into_iter().map(|(path, of)| (path, methods(of))).collect()
+    });
+    let fits = |template: &str| {
+        let (mut parts, mut wanted) = (path.split('/'), template.split('/'));
+        parts
+            .by_ref()
+            .zip(wanted.by_ref())
+            .all(|(part, want)| want.starts_with('{') || part == want)
+            && path.split('/').count() == template.split('/').count()
+    };
+    known
+        .iter()
+        .find(|(template, _)| fits(template))
+        .map_or("GET", |(_, methods)| methods)
+        .to_owned()
+}
+
 /// Names of the schemas that request bodies are made of.
 fn request_schemas(document: &Value) -> Vec<&'static str> {
     const REQUESTS: [&str; 14] = [
@@ -92,12 +119,29 @@ fn finish_schema(schema: &mut Value, is_request: bool) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
     };
-    for (_, property) in properties.iter_mut().filter(|(name, _)| !required.contains(name)) {
-        make_nullable(property);
+    for (name, property) in properties.iter_mut() {
+        flatten(property);
+        if !required.contains(name) {
+            make_nullable(property);
+        }
     }
     if is_request {
         schema["additionalProperties"] = json!(false);
     }
+}
+
+/// A reference with words of its own: the words go beside it, where generators look for them.
+fn flatten(property: &mut Value) {
+    let Some(parts) = property.get("allOf").and_then(Value::as_array).cloned() else { return };
+    let (references, words): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| part.get("$ref").is_some());
+    let mut flat = Map::new();
+    words
+        .into_iter()
+        .filter_map(|part| part.as_object().cloned())
+        .for_each(|part| flat.extend(part));
+    flat.insert("allOf".to_owned(), Value::Array(references));
+    *property = Value::Object(flat);
 }
 
 fn make_nullable(property: &mut Value) {

@@ -26,13 +26,14 @@ pub struct Problem {
     message: String,
     details: Value,
     retry_after: Option<u64>,
+    allow: Option<Box<str>>,
 }
 
 impl Problem {
     /// A problem with this status, code and sentence.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
-        Self { status, code, message, details: json!({}), retry_after: None }
+        Self { status, code, message, details: json!({}), retry_after: None, allow: None }
     }
 
     /// With context.
@@ -45,6 +46,12 @@ impl Problem {
     #[must_use]
     pub fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
+    }
+
+    /// With the methods that the path takes.
+    #[must_use]
+    pub fn allow(self, methods: String) -> Self {
+        Self { allow: Some(methods.into_boxed_str()), ..self }
     }
 
     /// Fields that are wrong.
@@ -106,6 +113,7 @@ impl Problem {
     /// The whole response.
     pub fn response(self) -> Response {
         let (status, retry_after) = (self.status, self.retry_after);
+        let allow = self.allow.as_ref().and_then(|allow| allow.parse().ok());
         let body = Body::from_string(self.body().to_json_string());
         let mut response = Response::builder()
             .status(status)
@@ -113,6 +121,9 @@ impl Problem {
             .body(body);
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(http::header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(methods) = allow {
+            response.headers_mut().insert(http::header::ALLOW, methods);
         }
         response
     }
@@ -138,7 +149,7 @@ pub(crate) enum ApiError {
     MethodNotAllowed(Json<Box<Failure>>),
     /// The state of the resource does not allow it.
     #[oai(status = 409)]
-    Conflict(Json<Box<Failure>>),
+    Conflict(Json<Box<Failure>>, #[oai(header = "Retry-After")] Option<u64>),
     /// The body is too large.
     #[oai(status = 413)]
     TooLarge(Json<Box<Failure>>),
@@ -178,7 +189,7 @@ impl From<Problem> for ApiError {
             403 => Self::Forbidden(body),
             404 => Self::NotFound(body),
             405 => Self::MethodNotAllowed(body),
-            409 => Self::Conflict(body),
+            409 => Self::Conflict(body, retry_after),
             413 => Self::TooLarge(body),
             414 => Self::UriTooLong(body),
             415 => Self::UnsupportedMediaType(body),
@@ -321,7 +332,7 @@ impl From<CallError> for Problem {
         let (code, details) = error.explained();
         let status = match error {
             CallError::NoSlot(NoSlot::Overloaded) => S::TOO_MANY_REQUESTS,
-            CallError::NoSlot(NoSlot::Unavailable) => S::SERVICE_UNAVAILABLE,
+            CallError::NoSlot(NoSlot::Unavailable) | CallError::Unreached => S::SERVICE_UNAVAILABLE,
             CallError::NoSlot(NoSlot::Timeout) | CallError::Timeout(_) => S::GATEWAY_TIMEOUT,
             CallError::Agent { .. }
             | CallError::Reported { .. }

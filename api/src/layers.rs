@@ -1,10 +1,16 @@
 //! What surrounds every request: a name, limits, identification, the envelope for whatever goes
 //! wrong, and a line in the log.
 
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use domain::RequestId;
-use futures::FutureExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode, header};
 use poem::{
     Body, Endpoint, EndpointExt as _, Error, Request, Response,
@@ -36,6 +42,10 @@ const HEADER_BYTES_MAX: usize = 32 * 1024;
 /// Longest request id of a client that is written to our log.
 const CLIENT_REQUEST_ID_MAX: usize = 128;
 
+/// How much of a refused body is read, and for how long.
+const DISCARD_BYTES_MAX: usize = 16 * 1024 * 1024;
+const DISCARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// Puts the layers around the routes.
 pub(crate) fn around(
     shared: Arc<Shared>,
@@ -54,6 +64,7 @@ async fn serve(
     routes: &impl Endpoint<Output = Response>,
     mut request: Request,
 ) -> Response {
+    let _counted = Counted::one_more(&shared.requests);
     let world = &shared.service.world;
     let current =
         Current { request_id: world.mint(RequestId::new), at: world.now(), began: Instant::now() };
@@ -63,7 +74,10 @@ async fn serve(
     let answer = async {
         match admit(shared, &mut request) {
             Ok(()) => call(routes, request).await,
-            Err(problem) => problem.response(),
+            Err(problem) => {
+                discard(&mut request).await;
+                problem.response()
+            }
         }
     };
     let mut response = current.scope(answer.instrument(span)).await;
@@ -74,6 +88,38 @@ async fn serve(
     let elapsed = current.began.elapsed();
     tracing::debug!(request_id = %current.request_id, client_request_id = client_id, %method, path, status, ?elapsed, "answered");
     response
+}
+
+/// One request, for as long as it is served.
+struct Counted<'r>(&'r AtomicUsize);
+
+impl<'r> Counted<'r> {
+    fn one_more(requests: &'r AtomicUsize) -> Self {
+        requests.fetch_add(1, Relaxed);
+        Self(requests)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Reads a refused body, up to a limit: many clients look for the answer only after they have sent
+/// everything.
+async fn discard(request: &mut Request) {
+    let reading = async {
+        let (mut bytes, mut left) = (request.take_body().into_bytes_stream(), DISCARD_BYTES_MAX);
+        while let Some(Ok(part)) = bytes.next().await {
+            left = left.saturating_sub(part.len());
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    // A client that sends no more is not waited for.
+    let _ = tokio::time::timeout(DISCARD_WITHIN, reading).await;
 }
 
 fn client_request_id(request: &Request) -> Option<String> {
@@ -175,7 +221,8 @@ fn problem_of(error: &Error, credentials: Option<Problem>, path: &str) -> Proble
     }
     if error.is::<MethodNotAllowedError>() {
         let message = "this path does not take this method; see /docs";
-        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message);
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
+            .allow(crate::document::methods_of(path));
     }
     if error.is::<AuthorizationError>() {
         return credentials.unwrap_or_else(Problem::internal);
@@ -207,7 +254,7 @@ fn problem_of(error: &Error, credentials: Option<Problem>, path: &str) -> Proble
     }
 }
 
-fn unreadable_body(error: &ReadBodyError) -> Problem {
+pub(crate) fn unreadable_body(error: &ReadBodyError) -> Problem {
     match limit_of(error) {
         Some(most) => too_large(most),
         None => {
@@ -218,7 +265,7 @@ fn unreadable_body(error: &ReadBodyError) -> Problem {
 }
 
 /// The limit that a body ran into, if that is why it could not be read.
-pub(crate) fn limit_of(error: &(dyn std::error::Error + 'static)) -> Option<usize> {
+fn limit_of(error: &(dyn std::error::Error + 'static)) -> Option<usize> {
     let mut cause = error;
     loop {
         cause = match cause.downcast_ref::<std::io::Error>() {
@@ -234,13 +281,46 @@ pub(crate) fn limit_of(error: &(dyn std::error::Error + 'static)) -> Option<usiz
     }
 }
 
-/// The framework's words for a wrong parameter, without its inner names.
+/// The framework's words for a wrong parameter, in ours.
 fn plain(reason: &str) -> String {
-    match reason.rsplit_once(": ") {
-        Some((_, why)) if !why.is_empty() => why.to_owned(),
-        _ if reason.contains("verification failed") => {
-            reason.replace("verification failed. ", "must satisfy ")
-        }
-        _ => reason.to_owned(),
+    if let Some((_, rule)) = reason.split_once("verification failed. ") {
+        let number = |name: &str| {
+            let rest = rule.strip_prefix(name)?.strip_prefix('(')?;
+            rest.split([',', ')']).next().map(str::to_owned)
+        };
+        return match (number("minimum"), number("maximum")) {
+            (Some(least), _) => format!("must be at least {least}"),
+            (_, Some(most)) => format!("must be at most {most}"),
+            _ => "is not valid".to_owned(),
+        };
+    }
+    let known = [
+        ("bool", "must be true or false"),
+        ("float", "must be a number"),
+        ("double", "must be a number"),
+        ("int", "must be a whole number"),
+    ];
+    let found = known.iter().find(|(word, _)| reason.contains(word));
+    found.map_or("is missing or not valid", |(_, why)| why).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_parameters_are_told_in_our_words() {
+        let reason =
+            "failed to parse parameter `limit`: verification failed. minimum(1, exclusive: false)";
+        assert_eq!(plain(reason), "must be at least 1");
+        assert_eq!(
+            plain("x verification failed. maximum(100, exclusive: false)"),
+            "must be at most 100"
+        );
+        assert_eq!(
+            plain("failed to parse \"optional_integer(uint32)\": invalid digit"),
+            "must be a whole number"
+        );
+        assert_eq!(plain("failed to parse \"optional_boolean\": no"), "must be true or false");
     }
 }

@@ -23,7 +23,7 @@ mod query;
 mod repeat;
 mod uploads;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use actors::call::Service;
 use poem::{Endpoint, EndpointExt as _, IntoEndpoint as _, Response, Route};
@@ -48,6 +48,8 @@ pub struct Shared {
     pub service: Service,
     /// The settings.
     pub settings: Settings,
+    /// Requests that are being served.
+    pub requests: Arc<AtomicUsize>,
 }
 
 type Apis = (

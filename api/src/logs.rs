@@ -32,6 +32,8 @@ use crate::{
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Lines, unless `tail` says otherwise.
 const TAIL: u32 = 100;
+/// Lines that a resumed stream reads back at once; it goes on from there.
+const RESUMED_LINES_MAX: usize = 5000;
 /// Levels from the quietest on.
 const LEVELS: [(&str, &str); 4] =
     [("debug", "debug"), ("info", "info"), ("warn", "warn"), ("error", "error")];
@@ -183,11 +185,12 @@ async fn followed(
     if resumed.is_some() {
         query.after = resumed;
         query.from_start = true;
-        query.limit = usize::MAX;
+        query.limit = RESUMED_LINES_MAX;
     }
-    let (lines, _) = world.ports.logs.read(agent, query.clone()).await;
+    let (lines, behind) = world.ports.logs.read(agent, query.clone()).await;
     let last = lines.last().map(|line| line.sequence).or(resumed).unwrap_or_default();
-    let follow = Follow { world, agent, query, receiver, last, ready: lines.into() };
+    let behind = behind && query.from_start;
+    let follow = Follow { world, agent, query, receiver, last, behind, ready: lines.into() };
     let lines = futures::stream::unfold(follow, |mut follow| async move {
         let line = follow.next().await?;
         Some((line, follow))
@@ -226,6 +229,7 @@ struct Follow {
     query: LogQuery,
     receiver: tokio::sync::broadcast::Receiver<LogLine>,
     last: u64,
+    behind: bool,
     ready: std::collections::VecDeque<LogLine>,
 }
 
@@ -235,6 +239,10 @@ impl Follow {
             if let Some(line) = self.ready.pop_front() {
                 self.last = self.last.max(line.sequence);
                 return Some(line);
+            }
+            if self.behind {
+                self.catch_up().await;
+                continue;
             }
             match self.receiver.recv().await {
                 Ok(line) if line.sequence > self.last && self.query.takes(&line) => {
@@ -252,9 +260,11 @@ impl Follow {
         let missed = LogQuery {
             after: Some(self.last),
             from_start: true,
-            limit: 5000,
+            limit: RESUMED_LINES_MAX,
             ..self.query.clone()
         };
-        self.ready.extend(self.world.ports.logs.read(self.agent, missed).await.0);
+        let (lines, behind) = self.world.ports.logs.read(self.agent, missed).await;
+        self.behind = behind;
+        self.ready.extend(lines);
     }
 }

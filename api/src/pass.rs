@@ -74,8 +74,8 @@ impl PassThrough {
         }
         let id = agent_id(request.raw_path_param("id").unwrap_or_default())?;
         self.0.service.serving(identity.tenant, id).map_err(Problem::from)?;
-        let body = request.take_body().into_bytes().await.map_err(poem::Error::from);
-        let body = body.map_err(|error| unreadable(&error))?;
+        let body = request.take_body().into_bytes().await;
+        let body = body.map_err(|error| crate::layers::unreadable_body(&error))?;
         let (timeout, _) = self.0.service.world.settings.sync_timeout;
         self.exchange(id, &request, body, timeout).await
     }
@@ -89,11 +89,16 @@ impl PassThrough {
     ) -> Result<Response, Problem> {
         let world = &self.0.service.world;
         let deadline = Instant::now() + timeout;
-        let slot = world.slot(id, deadline).await.map_err(CallError::from)?;
         let began = Instant::now();
-        let outbound = outbound(request, &slot.endpoint.address.to_string(), body)?;
-        let sent = tokio::time::timeout_at(deadline, world.client.send(outbound)).await;
-        let answer = sent.unwrap_or(Err(CallError::Timeout(timeout)));
+        let (slot, answer) = loop {
+            let slot = world.slot(id, deadline).await.map_err(CallError::from)?;
+            let outbound = outbound(request, &slot.endpoint.address.to_string(), body.clone())?;
+            let sent = tokio::time::timeout_at(deadline, world.client.send(outbound)).await;
+            match sent.unwrap_or(Err(CallError::Timeout(timeout))) {
+                Err(CallError::Unreached) => world.give_up(&slot),
+                answer => break (slot, answer),
+            }
+        };
         let well = answer.as_ref().is_ok_and(|answer| !answer.status().is_server_error());
         let sample = actors::meter::Sample::ended(began.elapsed(), well, 0);
         world.meter.record(id, sample, world.now());
@@ -107,23 +112,6 @@ impl PassThrough {
         });
         response.set_body(Body::from(http_body_util::BodyExt::boxed(body)));
         Ok(response)
-    }
-}
-
-fn unreadable(error: &poem::Error) -> Problem {
-    let too_large = error.status() == StatusCode::PAYLOAD_TOO_LARGE
-        || error.to_string().contains("length limit");
-    match too_large {
-        true => Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "PAYLOAD_TOO_LARGE",
-            "the body is too large",
-        ),
-        false => Problem::new(
-            StatusCode::BAD_REQUEST,
-            "INVALID_REQUEST",
-            "the body could not be read to its end",
-        ),
     }
 }
 

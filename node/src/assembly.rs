@@ -5,7 +5,10 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use actors::{
     invocation::AgentClient,
     meter::Meter,
     ports::{BuildRequest, Clock as _, Ledger as _, LineSink, Runtime, StartRequest, Started},
-    root::{self, Watch},
+    root::{self, RootMessage, Watch},
     route::Routes,
     seal::Sealer,
     world::{Ports, World},
@@ -29,7 +32,12 @@ use domain::{
 };
 use futures::{FutureExt as _, future::BoxFuture};
 use poem::Server;
-use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use ractor::ActorRef;
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
 
 use crate::{
     adapters::{
@@ -54,6 +62,10 @@ use crate::{
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long open requests may go on when the node stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(10);
+/// How long actors may take to end.
+const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
+/// How long killed instances may take to be gone.
+const INSTANCES_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long an idle connection stays open.
 const IDLE_CONNECTION: Duration = Duration::from_secs(120);
 /// Requests at once on one HTTP/2 connection.
@@ -77,8 +89,12 @@ pub struct Node {
     pub isolation: Vec<String>,
     world: Arc<World>,
     ledger: Arc<RaftLedger>,
+    root: ActorRef<RootMessage>,
     stop: watch::Sender<bool>,
+    door: JoinHandle<()>,
+    requests: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
+    _lock: fs::File,
 }
 
 /// The process runtime behind the port.
@@ -151,6 +167,7 @@ pub async fn start_with(
 ) -> anyhow::Result<Node> {
     prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
     let data = data.canonicalize()?;
+    let lock = lock_folder(&data)?;
     let (identity, _) = NodeIdentity::open(&data, config.cluster.shards)?;
     let keys = Keys::open(&data.join("keys"))?;
     let certificates = Certificates::open(&data.join("tls"), &local_names())?;
@@ -158,6 +175,9 @@ pub async fn start_with(
     let settings = config.actors();
     let watch = Watch::new(settings.builds);
     let ledger = open_ledger(&data, identity, config, &watch).await?;
+    for private in ["raft.redb", "state.redb", "node.json"] {
+        fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
+    }
     let secrets = bootstrap(&ledger, &keys).await?;
     let isolation = adapters.runtime.process.isolation().layers.clone();
     let series = Arc::clone(&adapters.series);
@@ -182,7 +202,7 @@ pub async fn start_with(
         watch,
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
-    root::start(Arc::clone(&world)).await?;
+    let root = root::start(Arc::clone(&world)).await?;
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("the address {address} is taken; choose another port with --port, or 0 for any")
     })?;
@@ -191,7 +211,9 @@ pub async fn start_with(
     let mut tasks = JoinSet::new();
     tasks.spawn(Arc::clone(&ledger).tend());
     tasks.spawn(prune(series, logs));
-    tasks.spawn(serve(
+    let requests = Arc::new(AtomicUsize::new(0));
+    let door = tokio::spawn(serve(
+        Arc::clone(&requests),
         &world,
         &keys,
         &base_url,
@@ -209,8 +231,12 @@ pub async fn start_with(
         isolation,
         world,
         ledger,
+        root,
         stop,
+        door,
+        requests,
         tasks,
+        _lock: lock,
     })
 }
 
@@ -227,6 +253,16 @@ fn prepare(data: &Path) -> io::Result<()> {
         fs::set_permissions(data.join(passable), fs::Permissions::from_mode(0o711))?;
     }
     Ok(())
+}
+
+/// One node per folder: a second one is told so before it touches anything.
+fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
+    let file =
+        fs::OpenOptions::new().create(true).truncate(false).write(true).open(data.join("lock"))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).with_context(
+        || format!("another node is using {}; stop it, or choose another --data", data.display()),
+    )?;
+    Ok(file)
 }
 
 async fn open_ledger(
@@ -277,6 +313,7 @@ fn host_of(address: SocketAddr) -> String {
 }
 
 fn serve(
+    requests: Arc<AtomicUsize>,
     world: &Arc<World>,
     keys: &Keys,
     base_url: &str,
@@ -290,6 +327,7 @@ fn serve(
             signing_key: keys.signing,
             pepper: keys.pepper,
         },
+        requests,
     });
     let routes = api::routes(&shared);
     async move {
@@ -321,25 +359,41 @@ async fn prune(series: Arc<SledSeries>, logs: Arc<SegmentLogs>) {
 }
 
 impl Node {
-    /// Ends requests, then instances, then the log. Nothing of it is left running.
+    /// Ends requests, then actors, then instances, then the log. Nothing of it is left running. Jobs
+    /// that are under way are taken up again, or end as lost, when the node comes back: exactly as
+    /// after a crash.
     pub async fn stop(mut self) {
         let _ = self.stop.send(true);
+        if tokio::time::timeout(REQUESTS_END_WITHIN, self.requests_are_served()).await.is_err() {
+            tracing::warn!("some requests were cut off");
+        }
+        self.door.abort();
+        // No actor may start an instance or write down an end from here on.
+        let _ = self.root.stop_and_wait(None, Some(ACTORS_END_WITHIN)).await;
+        self.tasks.shutdown().await;
         let instances = self.world.watch.instances.handles();
         for handle in &instances {
             let _ = handle.actor.cast(InstanceMessage::Kill);
         }
-        let door = tokio::time::sleep(REQUESTS_END_WITHIN);
-        tokio::pin!(door);
-        let all_gone = async {
-            while instances.iter().any(|one| one.seen() != domain::agent::plan::Seen::Exited) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::select! {
-            () = all_gone => {}
-            () = door => tracing::warn!("some instances did not end in time"),
+        let gone = self.adapters_are_quiet();
+        if tokio::time::timeout(INSTANCES_END_WITHIN, gone).await.is_err() {
+            tracing::warn!("some instances did not end in time");
         }
         self.ledger.close().await;
-        self.tasks.shutdown().await;
+    }
+
+    /// Waits until no request and no call is under way. Idle connections are not waited for.
+    async fn requests_are_served(&self) {
+        while self.requests.load(Relaxed) > 0 || self.world.routes.in_flight() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits until no process of an instance is recorded any more.
+    async fn adapters_are_quiet(&self) {
+        let run = self.data.join("run");
+        while fs::read_dir(&run).is_ok_and(|mut entries| entries.next().is_some()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 }

@@ -45,6 +45,8 @@ pub struct Cage {
     pub writable: Vec<PathBuf>,
     /// The one port it may listen on; `None` is none.
     pub port: Option<u16>,
+    /// The process that starts it: without it, nothing may run.
+    pub parent: u32,
     /// Most bytes of address space, where no cgroup limits memory.
     pub address_space: Option<u64>,
 }
@@ -76,6 +78,11 @@ fn enter(argument: &str) -> anyhow::Result<std::convert::Infallible> {
     if holds("death_signal") {
         // Cleared by a change of user, so it comes after it.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // A parent that ended before that sends no signal any more.
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+        if u32::try_from(parent)? != cage.parent {
+            bail!("the node has ended");
+        }
     }
     if holds("no_new_privs") {
         rustix::thread::set_no_new_privs(true)?;
@@ -83,14 +90,30 @@ fn enter(argument: &str) -> anyhow::Result<std::convert::Infallible> {
     if holds("landlock") {
         wall_in(&cage).context("landlock")?;
     }
+    let variables = own_variables();
     let (program, arguments) = cage.command.split_first().context("the command is empty")?;
     let mut command = Command::new(program);
-    command.args(arguments).current_dir(&cage.folder);
+    command.args(arguments).current_dir(&cage.folder).env_clear().envs(variables);
     if holds("seccomp") {
         let filter = seccomp_filter()?;
         seccompiler::apply_filter(&filter).context("seccomp")?;
     }
     Err(anyhow::Error::new(command.exec()).context(format!("could not run {program}")))
+}
+
+/// What stands before the name of every variable that is meant for the caged process. Until it runs
+/// none of them has its own name: a tenant's `LD_PRELOAD` must not reach this step, which begins as
+/// the node's user.
+pub const VARIABLE_PREFIX: &str = "CAGED_";
+
+fn own_variables() -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
+    use std::os::unix::ffi::OsStrExt as _;
+    std::env::vars_os()
+        .filter_map(|(name, value)| {
+            let own = name.as_bytes().strip_prefix(VARIABLE_PREFIX.as_bytes())?;
+            Some((std::ffi::OsStr::from_bytes(own).to_owned(), value))
+        })
+        .collect()
 }
 
 fn limit(cage: &Cage) -> anyhow::Result<()> {

@@ -379,9 +379,7 @@ impl Machine for Directory {
                 });
             }
             E::DeploymentUnblocked { agent_id } => self.unblock_deployment(*agent_id),
-            E::VersionLive { agent_id, version, again, at } => {
-                self.go_live(*agent_id, version, *again, *at);
-            }
+            E::VersionLive { agent_id, version, at, .. } => self.go_live(*agent_id, version, *at),
             E::InstancePlaced(row) => {
                 self.instances.put((row.agent_id.0, row.id), Instance::clone(row));
             }
@@ -566,7 +564,7 @@ impl Directory {
         });
     }
 
-    fn go_live(&mut self, agent_id: AgentId, version: &Version, again: bool, at: Timestamp) {
+    fn go_live(&mut self, agent_id: AgentId, version: &Version, at: Timestamp) {
         let deployment = self.agents.get(&agent_id).map(|agent| agent.deployment);
         self.versions.put((agent_id.0, version.number), version.clone());
         self.touch(agent_id, at, |agent| {
@@ -574,9 +572,6 @@ impl Directory {
             agent.latest_version = agent.latest_version.max(version.number);
             agent.live_deployment = deployment;
             agent.deployed_at = Some(at);
-            if again {
-                agent.spec = version.spec.clone();
-            }
         });
         let numbers: Vec<_> = self.versions_of(agent_id).map(|row| row.number).collect();
         let surplus = numbers.len().saturating_sub(VERSIONS_KEPT);

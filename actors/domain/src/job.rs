@@ -254,7 +254,9 @@ pub(crate) fn finish(
     outcome: &Outcome,
     at: Timestamp,
 ) -> Vec<Event> {
-    let Some(job) = state.jobs.get(&id).filter(|job| job.epoch == epoch) else { return vec![] };
+    let is_this =
+        |job: &std::sync::Arc<Job>| job.epoch == epoch && job.status == JobStatus::Running;
+    let Some(job) = state.jobs.get(&id).filter(is_this) else { return vec![] };
     let mut job = Job::clone(&job);
     match outcome {
         Outcome::Completed { output, usage } => {

@@ -32,7 +32,7 @@ pub enum Rejection {
     #[error("a cloud named `{0}` already exists; choose another name")]
     CloudNameTaken(String),
     /// The operation does not fit the state.
-    #[error("the agent is {current}; this needs it to be {}", allowed.join(" or "))]
+    #[error("the state is {current}; this needs {}", allowed.join(" or "))]
     InvalidState {
         /// The state now.
         current: String,

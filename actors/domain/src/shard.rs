@@ -108,6 +108,10 @@ impl Shard {
         }
     }
 
+    fn is_running(&self, key: &Keyed) -> bool {
+        self.keys.running.get(&key.hash).is_some_and(|row| row.fingerprint == key.fingerprint)
+    }
+
     fn begin_call(
         &self,
         key: &Keyed,
@@ -175,6 +179,8 @@ impl Machine for Shard {
             }
             C::DeleteJob { tenant, id } => job::delete(self, (*tenant, *id)),
             C::BeginCall { key, deadline, boot } => self.begin_call(key, *deadline, boot, at),
+            // Only the call that runs may end: an outcome that was given already stands.
+            C::EndCall { key, .. } | C::WithdrawCall { key } if !self.is_running(key) => Ok(vec![]),
             C::EndCall { key, outcome } => {
                 Ok(vec![Event::CallEnded { key: key.clone(), outcome: outcome.clone(), at }])
             }

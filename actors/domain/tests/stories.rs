@@ -220,13 +220,13 @@ fn stop_is_said_when_the_last_instance_is_gone() {
 #[test]
 fn operations_that_do_not_fit_are_refused() {
     let start = C::StartAgent { tenant: TENANT, id: A, deployment: DeploymentId(2) };
-    refused(&[], start.clone(), "the agent is created; this needs it to be stopped");
-    refused(&[failed(1)], start, "the agent is failed; this needs it to be stopped");
+    refused(&[], start.clone(), "the state is created; this needs stopped");
+    refused(&[failed(1)], start, "the state is failed; this needs stopped");
     let stop = C::StopAgent { tenant: TENANT, id: A };
     refused(
         &[failed(1)],
         stop,
-        "the agent is failed; this needs it to be created or building or deploying or running",
+        "the state is failed; this needs created or building or deploying or running",
     );
     let back = C::RollbackAgent { tenant: TENANT, id: A, version: 1, deployment: DeploymentId(2) };
     refused(&[], back.clone(), "a deployment is in progress; wait for it or cancel it");

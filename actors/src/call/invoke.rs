@@ -63,37 +63,44 @@ impl Service {
     }
 
     /// A keyed call: its beginning and its end are committed in the key's shard, so that an equal
-    /// call never reaches the agent a second time.
+    /// call never reaches the agent a second time. It goes on even if the client hangs up: its
+    /// outcome is what a repetition gets.
     async fn invoke_once(
         &self,
         tenant: Tenant,
         call: Invocation,
         key: Keyed,
     ) -> Result<Answered<Finished>, ServiceError> {
-        let shard = self.world.ports.ledger.home(&key.hash);
-        let deadline = self.world.now().plus(call.timeout);
-        let begin =
-            Command::BeginCall { key: key.clone(), deadline, boot: self.world.boot.clone() };
-        let answer = self.world.ask_shard(shard, begin, None, None).await?;
+        let service = self.clone();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        crate::root::detach(async move {
+            let _ = sender.send(service.carry_through(tenant, call, key).await);
+        });
+        let unknown = |_| ServiceError::Ledger(crate::ports::ProposeError::Unknown);
+        receiver.await.map_err(unknown)?
+    }
+
+    async fn carry_through(
+        &self,
+        tenant: Tenant,
+        call: Invocation,
+        key: Keyed,
+    ) -> Result<Answered<Finished>, ServiceError> {
+        let world = &self.world;
+        let shard = world.ports.ledger.home(&key.hash);
+        let deadline = world.now().plus(call.timeout);
+        let begin = Command::BeginCall { key: key.clone(), deadline, boot: world.boot.clone() };
+        let answer = world.ask_shard(shard, begin, None, None).await?;
         if let Reply::Call(outcome) = answer.result? {
             return kept(*outcome);
         }
         if let Err(refused) = self.serving(tenant, call.agent_id) {
-            self.world.ask_shard(shard, Command::WithdrawCall { key }, None, None).await?;
+            world.ask_shard(shard, Command::WithdrawCall { key }, None, None).await?;
             return Err(refused);
         }
-        // The call goes on even if the client hangs up: its outcome is what a repetition gets.
-        let (world, service) = (Arc::clone(&self.world), self.clone());
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        crate::root::detach(async move {
-            let result = world.invoke(&call).await;
-            let ended = service.end_call(shard, key, &result).await;
-            let _ = sender.send(ended.and_then(|()| Ok(result?)));
-        });
-        let output = receiver
-            .await
-            .map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unknown))??;
-        Ok(Answered { value: output.into(), replayed: false })
+        let result = world.invoke(&call).await;
+        self.end_call(shard, key, &result).await?;
+        Ok(Answered { value: result?.into(), replayed: false })
     }
 
     async fn end_call(

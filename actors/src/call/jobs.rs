@@ -8,13 +8,13 @@ use domain::{
     agent::{Agent, Status},
     idempotency::{Keyed, Seen},
     job::{Job, JobStatus, Retry, Usage},
-    shard::{Command, Reply},
-    table::Order,
+    shard::{Command, Reply, Shard},
+    table::{Order, Table},
 };
 use tokio::time::Instant;
 
 use super::{Answered, Service, ServiceError};
-use crate::{invocation, job::attempt, root::Thing};
+use crate::{invocation, job::attempt, ports::Ledger, root::Thing};
 
 /// A job to be.
 #[derive(Clone, Debug)]
@@ -62,6 +62,60 @@ impl JobFilter {
     }
 }
 
+/// A slot that goes back unless its job was accepted, even if the caller hung up meanwhile.
+struct Parked<'s> {
+    service: &'s Service,
+    id: JobId,
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        self.service.handover().remove(&self.id);
+    }
+}
+
+/// Rows read under one lock, and rows read for one page at all.
+const ROWS_PER_LOCK: usize = 256;
+const ROWS_PER_LIST: usize = 200_000;
+
+type Pick = fn(&Shard) -> &Table<JobId, Job>;
+
+/// Where jobs are. A job that ends meanwhile goes from the first to the second: it is seen at least
+/// once.
+const TABLES: [Pick; 2] = [|state| &state.jobs, |state| &state.finished];
+
+/// The jobs of one table that fit, at most `limit`; between stretches the log may be applied.
+fn walk_table(
+    ledger: &dyn Ledger,
+    shard: u16,
+    table: Pick,
+    from: Option<JobId>,
+    order: Order,
+    limit: usize,
+    takes: impl Fn(&Job) -> bool,
+) -> Vec<Arc<Job>> {
+    let (mut found, mut cursor, mut budget) = (vec![], from, ROWS_PER_LIST);
+    loop {
+        let (before, mut seen) = (cursor, 0);
+        {
+            let state = ledger.shard(shard).read();
+            table(&state).walk(before.as_ref(), order, |id, job| {
+                cursor = Some(*id);
+                seen += 1;
+                if takes(&job) {
+                    found.push(job);
+                }
+                let enough = found.len() >= limit || seen >= ROWS_PER_LOCK;
+                if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+        }
+        budget = budget.saturating_sub(seen);
+        if found.len() >= limit || seen < ROWS_PER_LOCK || budget == 0 {
+            return found;
+        }
+    }
+}
+
 impl Service {
     fn home(&self, id: JobId) -> u16 {
         self.world.ports.ledger.home(id.to_string().as_bytes())
@@ -103,6 +157,7 @@ impl Service {
         let serving = agent.is_some_and(|agent| agent.is_serving());
         let slot = if serving { self.world.routes.try_take(new.agent_id) } else { None };
         let first = slot.as_ref().map(|slot| attempt(&self.world, Some(slot)));
+        let parked = Parked { service: self, id };
         if let Some(slot) = slot {
             self.handover().insert(id, slot);
         }
@@ -115,8 +170,9 @@ impl Service {
             Ok((Err(reason), _)) => Err(reason.into()),
             Err(error) => Err(error.into()),
         };
-        if !job.as_ref().is_ok_and(|job| job.value.id == id) {
-            self.handover().remove(&id);
+        if job.as_ref().is_ok_and(|job| job.value.id == id) {
+            // The job's actor has it from here.
+            std::mem::forget(parked);
         }
         job
     }
@@ -183,21 +239,31 @@ impl Service {
         wait: Option<Duration>,
     ) -> Result<Arc<Job>, ServiceError> {
         let shard = self.home(id);
-        let until = Instant::now() + wait.unwrap_or_default();
+        let Some(wait) = wait else { return self.job_now(tenant, id, shard).await };
+        let until = Instant::now() + wait;
         loop {
             let change = self.world.watch.subscribe(Thing::Job(id));
             let changed = change.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            self.world.ports.ledger.refresh_shard(shard).await?;
-            let job = self.world.ports.ledger.shard(shard).read().job(tenant, id)?;
-            if job.status.is_final() || wait.is_none() {
+            let job = self.job_now(tenant, id, shard).await?;
+            if job.status.is_final() {
                 return Ok(job);
             }
             if tokio::time::timeout_at(until, changed).await.is_err() {
                 return Ok(job);
             }
         }
+    }
+
+    async fn job_now(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        shard: u16,
+    ) -> Result<Arc<Job>, ServiceError> {
+        self.world.ports.ledger.refresh_shard(shard).await?;
+        Ok(self.world.ports.ledger.shard(shard).read().job(tenant, id)?)
     }
 
     /// Jobs beyond `from`, in order of their making; one more than `limit` tells that there are more.
@@ -217,16 +283,9 @@ impl Service {
         let found = tokio::task::spawn_blocking(move || {
             let mut found = vec![];
             for shard in 0..ledger.shards() {
-                let state = ledger.shard(shard).read();
-                for table in [&state.jobs, &state.finished] {
-                    let mut room = limit;
-                    table.walk(from.as_ref(), order, |_, job| {
-                        if job.tenant == tenant && filter.takes(&job) {
-                            found.push(job);
-                            room -= 1;
-                        }
-                        if room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                    });
+                let takes = |job: &Job| job.tenant == tenant && filter.takes(job);
+                for table in TABLES {
+                    found.extend(walk_table(&*ledger, shard, table, from, order, limit, takes));
                 }
             }
             found
@@ -235,6 +294,7 @@ impl Service {
             .await
             .map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))?;
         found.sort_by_key(|job| job.id);
+        found.dedup_by_key(|job| job.id);
         if order == Order::Descending {
             found.reverse();
         }

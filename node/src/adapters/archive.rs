@@ -63,6 +63,42 @@ pub fn unpack(archive: &Path, folder: &Path) -> Result<(), ArchiveError> {
     lift_single_folder(folder).map_err(ArchiveError::Disk)
 }
 
+/// Bytes of a whole unpacked stream: the files and what describes them.
+const STREAM_BYTES_MAX: u64 = UNPACKED_BYTES_MAX + 100 * 1024 * 1024;
+/// Bytes of one record that describes an entry.
+const EXTENSION_BYTES_MAX: u64 = 64 * 1024;
+
+/// A reader that ends with an error instead of going on for ever.
+struct Bounded<R> {
+    reader: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+            io::Error::other(format!("it unpacks to more than {} MiB", STREAM_BYTES_MAX >> 20))
+        })?;
+        Ok(read)
+    }
+}
+
+fn extension(entry: &mut impl Read) -> Result<String, ArchiveError> {
+    let mut bytes = vec![];
+    entry.take(EXTENSION_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(damaged)?;
+    if bytes.len() as u64 > EXTENSION_BYTES_MAX {
+        return Err(damaged("a record that describes an entry is too long"));
+    }
+    Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
+}
+
+/// The path that a PAX record names: lines of `length key=value`.
+fn pax_path(records: &str) -> Option<String> {
+    let value = |line: &str| line.split_once(' ')?.1.strip_prefix("path=").map(str::to_owned);
+    records.lines().find_map(value)
+}
+
 struct Target<'f> {
     folder: &'f Path,
     bytes: u64,
@@ -75,17 +111,25 @@ fn damaged(error: impl std::fmt::Display) -> ArchiveError {
 
 impl Target<'_> {
     fn tar(&mut self, reader: impl Read) -> Result<(), ArchiveError> {
-        let mut archive = tar::Archive::new(reader);
-        for entry in archive.entries().map_err(damaged)? {
+        // Raw entries, since the library reads extension records of any length into memory.
+        let mut archive = tar::Archive::new(Bounded { reader, left: STREAM_BYTES_MAX });
+        let mut long_name = None;
+        for entry in archive.entries().map_err(damaged)?.raw(true) {
             let mut entry = entry.map_err(damaged)?;
-            let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
             let kind = entry.header().entry_type();
-            if kind == tar::EntryType::XGlobalHeader {
+            if kind.is_gnu_longname() || kind.is_pax_local_extensions() {
+                let text = extension(&mut entry)?;
+                long_name = if kind.is_gnu_longname() { Some(text) } else { pax_path(&text) };
                 continue;
             }
+            if kind.is_pax_global_extensions() {
+                continue;
+            }
+            let own = || String::from_utf8_lossy(&entry.header().path_bytes()).into_owned();
+            let name = long_name.take().unwrap_or_else(own);
             let path = self.place(&name)?;
             if kind.is_dir() {
-                make_folder(&path)?;
+                self.make_folder(&path)?;
             } else if kind.is_file() || kind == tar::EntryType::Continuous {
                 let mode = entry.header().mode().unwrap_or(0o644);
                 self.write(&path, &mut entry, mode)?;
@@ -104,7 +148,7 @@ impl Target<'_> {
             let path = self.place(&name)?;
             let mode = entry.unix_mode().unwrap_or(0o644);
             if entry.is_dir() {
-                make_folder(&path)?;
+                self.make_folder(&path)?;
             } else if mode & 0o170_000 == 0 || mode & 0o170_000 == 0o100_000 {
                 self.write(&path, &mut entry, mode)?;
             } else {
@@ -137,15 +181,30 @@ impl Target<'_> {
         Ok(path)
     }
 
+    fn make_folder(&self, path: &Path) -> Result<(), ArchiveError> {
+        use io::ErrorKind as K;
+        match fs::create_dir_all(path) {
+            Err(error) if matches!(error.kind(), K::NotADirectory | K::AlreadyExists) => {
+                Err(damaged(format!("{} is both a file and a folder", self.shown(path))))
+            }
+            made => made.map_err(ArchiveError::Disk),
+        }
+    }
+
+    /// A path as the archive has it.
+    fn shown(&self, path: &Path) -> String {
+        path.strip_prefix(self.folder).unwrap_or(path).display().to_string()
+    }
+
     fn write(&mut self, path: &Path, from: &mut impl Read, mode: u32) -> Result<(), ArchiveError> {
         if let Some(parent) = path.parent() {
-            make_folder(parent)?;
+            self.make_folder(parent)?;
         }
         // A new file only: an entry must not write through what an earlier one left.
         let file = File::options().write(true).create_new(true).open(path);
         let mut file = match file {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(damaged(format!("two entries named {}", path.display())));
+                return Err(damaged(format!("two entries named {}", self.shown(path))));
             }
             file => file.map_err(ArchiveError::Disk)?,
         };
@@ -157,18 +216,6 @@ impl Target<'_> {
         self.bytes += copied;
         let mode = if mode & 0o111 == 0 { 0o644 } else { 0o755 };
         file.set_permissions(fs::Permissions::from_mode(mode)).map_err(ArchiveError::Disk)
-    }
-}
-
-fn make_folder(path: &Path) -> Result<(), ArchiveError> {
-    match fs::create_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-            Err(damaged(format!("{} is both a file and a folder", path.display())))
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Err(damaged(format!("{} is both a file and a folder", path.display())))
-        }
-        made => made.map_err(ArchiveError::Disk),
     }
 }
 

@@ -7,12 +7,14 @@
 use std::{
     fs, io,
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     process::Stdio,
     sync::Arc,
 };
 
 use actors::ports::{BuildRequest, Channel, LineSink};
+use http::uri::PathAndQuery;
+
 use domain::{
     AgentId, DeploymentId,
     agent::{RuntimeSpec, Source},
@@ -20,7 +22,7 @@ use domain::{
 };
 use serde::Deserialize;
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
+    io::{AsyncRead, BufReader},
     sync::oneshot,
 };
 
@@ -29,7 +31,7 @@ use super::{
     blobs::FolderBlobs,
     git::GitHost,
     isolation::{self, FIRST_UID, Isolation},
-    process::{ProcessRuntime, program_prefix},
+    process::{ProcessRuntime, program_prefix, read_line},
 };
 use crate::exec::Cage;
 
@@ -117,9 +119,11 @@ impl Builder {
         fs::create_dir_all(&folder).map_err(|error| disk(&error))?;
         let commit = self.fetch(&request, &folder, &log).await?;
         let plan = Plan::of(&folder, &request.spec.runtime, self.process.isolation())?;
-        log(Channel::Stdout, format!("start command: {}", plan.command.join(" ")));
+        log(Channel::Stdout, format!("start command: {}", plan.shown(&folder)));
+        // The adapter first: once an installer has run, nothing in the folder is to be trusted.
+        plan.write_adapter(&folder).map_err(|error| disk(&error))?;
         self.install(&plan, &folder, &log).await?;
-        plan.finish(&folder).map_err(|error| disk(&error))?;
+        open_up(&folder).map_err(|error| disk(&error))?;
         half.0 = None;
         Ok(Image {
             reference,
@@ -262,7 +266,7 @@ impl Plan {
         }
         let path = |given: Option<String>, default: &str| {
             let path = given.unwrap_or_else(|| default.to_owned());
-            let plain = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
+            let plain = path.starts_with('/') && path.parse::<PathAndQuery>().is_ok();
             if plain {
                 Ok(path)
             } else {
@@ -292,17 +296,20 @@ impl Plan {
         })
     }
 
-    /// Writes the adapter and makes everything readable for the instance's user.
-    fn finish(&self, folder: &Path) -> io::Result<()> {
-        if let Some((name, text)) = self.adapter {
-            let own = folder.join(".roost");
-            fs::create_dir_all(&own)?;
-            fs::write(own.join(name), text)?;
-        }
-        open_up(folder)
+    /// The command line without the places of this node.
+    fn shown(&self, folder: &Path) -> String {
+        self.command.join(" ").replace(&format!("{}/", folder.display()), "")
+    }
+
+    fn write_adapter(&self, folder: &Path) -> io::Result<()> {
+        let Some((name, text)) = self.adapter else { return Ok(()) };
+        let own = folder.join(".roost");
+        fs::create_dir_all(&own)?;
+        fs::write(own.join(name), text)
     }
 }
 
+/// Makes everything readable for the instance's user. Links are left alone: they are not followed.
 fn open_up(path: &Path) -> io::Result<()> {
     let meta = fs::symlink_metadata(path)?;
     if meta.is_symlink() {
@@ -310,7 +317,7 @@ fn open_up(path: &Path) -> io::Result<()> {
     }
     let mode = meta.permissions().mode();
     let bits = if meta.is_dir() || mode & 0o111 != 0 { 0o755 } else { 0o644 };
-    std::os::unix::fs::chown(path, Some(rustix::process::geteuid().as_raw()), None)?;
+    std::os::unix::fs::lchown(path, Some(rustix::process::geteuid().as_raw()), None)?;
     fs::set_permissions(path, fs::Permissions::from_mode(bits))?;
     if meta.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -318,6 +325,19 @@ fn open_up(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Most of a text file that is looked into.
+const TEXT_BYTES_MAX: u64 = 1024 * 1024;
+
+/// The beginning of a text file; empty if there is none.
+fn text_of(path: &Path) -> String {
+    use std::io::Read as _;
+    let mut bytes = vec![];
+    if let Ok(file) = fs::File::open(path) {
+        let _ = file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn manifest(folder: &Path) -> Result<Manifest, Failure> {
@@ -366,7 +386,7 @@ impl Start {
             return Self::entry(Entry::Line(line), language);
         }
         let has = |name: &str| folder.join(name).is_file();
-        let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let text = |name: &str| text_of(&folder.join(name));
         if has("agent.py") {
             return Ok(Self::file("agent.py", "python", defines_python(&text("agent.py"))));
         }
@@ -425,6 +445,10 @@ impl Start {
     fn resolved(&self, folder: &Path, isolation: &Isolation) -> Result<Vec<String>, Failure> {
         let mut words = self.words.clone();
         let program = words[0].clone();
+        let leads_out = Path::new(&program).components().any(|part| part == Component::ParentDir);
+        if leads_out {
+            return Err(build_failed("the entry must not lead out of the archive"));
+        }
         let own = folder.join(&program);
         let found = if own.is_file() && !program.starts_with('/') {
             make_runnable(&own).map_err(|error| disk(&error))?;
@@ -464,7 +488,7 @@ fn known_language(language: Option<&str>) -> Result<Option<&'static str>, Failur
 }
 
 fn procfile(folder: &Path) -> Option<String> {
-    let text = fs::read_to_string(folder.join("Procfile")).ok()?;
+    let text = text_of(&folder.join("Procfile"));
     text.lines().find_map(|line| line.strip_prefix("web:")).map(|line| line.trim().to_owned())
 }
 
@@ -505,7 +529,7 @@ fn framework(folder: &Path) -> Option<String> {
     let files = ["requirements.txt", "pyproject.toml", "package.json"];
     let text: String = files
         .iter()
-        .filter_map(|file| fs::read_to_string(folder.join(file)).ok())
+        .map(|file| text_of(&folder.join(file)))
         .collect::<Vec<_>>()
         .join("\n")
         .to_lowercase();
@@ -572,7 +596,7 @@ fn installer(
 }
 
 fn has_no_dependencies(folder: &Path) -> bool {
-    let text = fs::read_to_string(folder.join("package.json")).unwrap_or_default();
+    let text = text_of(&folder.join("package.json"));
     let package: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     package["dependencies"].as_object().is_none_or(serde_json::Map::is_empty)
 }
@@ -632,11 +656,14 @@ impl Install<'_> {
             readable: isolation::readable(&readable),
             writable: isolation::writable(&[self.folder]),
             port: None,
+            parent: std::process::id(),
             address_space: None,
         };
         let mut command = isolation.command(&cage);
-        command.env("PATH", "/usr/local/bin:/usr/bin:/bin").env("LANG", "C.UTF-8");
-        command.env("HOME", &scratch).env("TMPDIR", &scratch);
+        isolation::set_variable(&mut command, "PATH", "/usr/local/bin:/usr/bin:/bin");
+        isolation::set_variable(&mut command, "LANG", "C.UTF-8");
+        isolation::set_variable(&mut command, "HOME", &scratch);
+        isolation::set_variable(&mut command, "TMPDIR", &scratch);
         for name in [
             "PIP_CERT",
             "PIP_INDEX_URL",
@@ -648,7 +675,7 @@ impl Install<'_> {
             "NPM_CONFIG_REGISTRY",
         ] {
             if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
+                isolation::set_variable(&mut command, name, value);
             }
         }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -672,9 +699,11 @@ impl Install<'_> {
         let log = Arc::clone(self.log);
         if let Some(from) = from {
             tokio::spawn(async move {
-                let mut lines = BufReader::new(from).lines();
+                let (mut reader, mut bytes) = (BufReader::new(from), vec![]);
                 let mut last = vec![];
-                while let Ok(Some(line)) = lines.next_line().await {
+                while let Ok(1..) = read_line(&mut reader, &mut bytes).await {
+                    let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+                    bytes.clear();
                     log(channel, line.clone());
                     last.push(line);
                     if last.len() > LAST_LINES {

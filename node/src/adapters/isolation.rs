@@ -84,13 +84,14 @@ impl Isolation {
             readable: readable(&[]),
             writable: vec![],
             port: None,
+            parent: std::process::id(),
             address_space: None,
         };
         let status = self.command(&cage).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     }
 
-    /// A command that enters the cage.
+    /// A command that enters the cage; variables are set by [`set_variable`].
     pub fn command(&self, cage: &Cage) -> Command {
         let mut command = Command::new(&self.program);
         let cage = serde_json::to_string(cage).expect("a cage has only plain fields");
@@ -102,6 +103,11 @@ impl Isolation {
     pub fn has(&self, layer: &str) -> bool {
         self.layers.iter().any(|named| named == layer)
     }
+}
+
+/// Gives the caged process a variable.
+pub fn set_variable(command: &mut Command, name: &str, value: impl AsRef<std::ffi::OsStr>) {
+    command.env(format!("{}{name}", crate::exec::VARIABLE_PREFIX), value);
 }
 
 /// The common readable paths and some more.

@@ -164,7 +164,11 @@ impl AgentLog {
         record.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
         record.extend(crc32c::crc32c(&bytes).to_le_bytes());
         record.extend(bytes);
-        file.write_all(&record)?;
+        if let Err(error) = file.write_all(&record) {
+            // Half a record would hide whatever is written after it.
+            let _ = file.set_len(size);
+            return Err(error);
+        }
         if let Some(last) = self.segments.back_mut() {
             last.1 = size + record.len() as u64;
         }
@@ -192,48 +196,81 @@ impl AgentLog {
         }
     }
 
+    /// What a reader needs, so that it reads files without holding anybody up.
+    fn view(&self) -> View {
+        let ends = self.segments.iter().skip(1).map(|(first, _)| *first).chain([self.next]);
+        let segment = |((first, _), end): (&(u64, u64), u64)| (self.path(*first), *first, end);
+        View {
+            segments: self.segments.iter().zip(ends).map(segment).collect(),
+            recent: self.recent.iter().cloned().collect(),
+            next: self.next,
+        }
+    }
+}
+
+/// An agent's log at one moment: files that only grow, and the newest lines.
+struct View {
+    /// Path, first sequence and the sequence after the last.
+    segments: Vec<(PathBuf, u64, u64)>,
+    recent: Vec<LogLine>,
+    next: u64,
+}
+
+impl View {
     /// Lines that fit, and whether there are more.
     fn read(&self, query: &LogQuery) -> (Vec<LogLine>, bool) {
-        let oldest_recent = self.recent.front().map_or(self.next, |line| line.sequence);
-        let in_memory = self.recent.iter().filter(|line| query.takes(line));
-        let first = self.segments.front().map_or(self.next, |(first, _)| *first);
-        if query.from_start {
-            let after = query.after.map_or(0, |after| after + 1);
-            let old = self.old_lines(after, oldest_recent, query);
-            let mut lines: Vec<LogLine> = old.into_iter().chain(in_memory.cloned()).collect();
-            let more = lines.len() > query.limit;
-            lines.truncate(query.limit);
-            return (lines, more);
-        }
-        let mut lines: Vec<LogLine> = in_memory.cloned().collect();
-        if lines.len() <= query.limit && oldest_recent > first {
-            let mut old = self.old_lines(query.after.map_or(0, |a| a + 1), oldest_recent, query);
-            old.append(&mut lines);
-            lines = old;
-        }
+        let mut lines = if query.from_start { self.forwards(query) } else { self.backwards(query) };
         let more = lines.len() > query.limit;
-        lines.drain(..lines.len().saturating_sub(query.limit));
+        match query.from_start {
+            true => lines.truncate(query.limit),
+            false => drop(lines.drain(..lines.len().saturating_sub(query.limit))),
+        }
         (lines, more)
     }
 
-    /// Lines on disk from `from` up to `until`.
-    fn old_lines(&self, from: u64, until: u64, query: &LogQuery) -> Vec<LogLine> {
+    fn oldest_recent(&self) -> u64 {
+        self.recent.first().map_or(self.next, |line| line.sequence)
+    }
+
+    /// Oldest first, until one more than wanted is found.
+    fn forwards(&self, query: &LogQuery) -> Vec<LogLine> {
+        let from = query.after.map_or(0, |after| after + 1);
         let mut found = vec![];
-        let ends = self.segments.iter().skip(1).map(|(first, _)| *first).chain([u64::MAX]);
-        for ((first, _), end) in self.segments.iter().zip(ends) {
-            if end <= from || *first >= until {
-                continue;
+        for (path, first, end) in &self.segments {
+            if *end > from && *first < self.oldest_recent() {
+                found.extend(self.of_segment(path, query));
             }
-            let lines = read_segment(&self.path(*first)).map(|(lines, _)| lines);
-            let lines = lines.unwrap_or_default().into_iter();
-            found.extend(lines.filter(|line| {
-                line.sequence >= from && line.sequence < until && query.takes(line)
-            }));
-            if query.from_start && found.len() > query.limit {
+            if found.len() > query.limit {
+                return found;
+            }
+        }
+        found.extend(self.recent.iter().filter(|line| query.takes(line)).cloned());
+        found
+    }
+
+    /// Newest segment first, until one more than wanted is found.
+    fn backwards(&self, query: &LogQuery) -> Vec<LogLine> {
+        let mut found: Vec<_> =
+            self.recent.iter().filter(|line| query.takes(line)).cloned().collect();
+        let from = query.after.map_or(0, |after| after + 1);
+        for (path, first, end) in self.segments.iter().rev() {
+            if found.len() > query.limit || *end <= from {
                 break;
+            }
+            if *first < self.oldest_recent() {
+                let mut older = self.of_segment(path, query);
+                older.append(&mut found);
+                found = older;
             }
         }
         found
+    }
+
+    fn of_segment(&self, path: &Path, query: &LogQuery) -> Vec<LogLine> {
+        let lines = read_segment(path).map(|(lines, _)| lines).unwrap_or_default();
+        let oldest_recent = self.oldest_recent();
+        let is_old = |line: &LogLine| line.sequence < oldest_recent;
+        lines.into_iter().filter(|line| is_old(line) && query.takes(line)).collect()
     }
 }
 
@@ -267,7 +304,10 @@ impl Logs for SegmentLogs {
     fn read(&self, agent: AgentId, query: LogQuery) -> BoxFuture<'_, (Vec<LogLine>, bool)> {
         let log = self.log(agent);
         async move {
-            let read = tokio::task::spawn_blocking(move || lock(&log).read(&query));
+            let read = tokio::task::spawn_blocking(move || {
+                let view = lock(&log).view();
+                view.read(&query)
+            });
             read.await.unwrap_or_default()
         }
         .boxed()

@@ -64,7 +64,8 @@ impl ProcessRuntime {
         std::thread::Builder::new().name("spawner".to_owned()).spawn(move || {
             let _entered = runtime.enter();
             for (mut command, reply) in receiver {
-                let _ = reply.send(command.spawn());
+                // A caller that went away takes no child with it.
+                let _ = reply.send(command.kill_on_drop(true).spawn());
             }
         })?;
         Ok(Self {
@@ -138,7 +139,9 @@ impl ProcessRuntime {
         let image = self.images.join(&request.image.reference);
         let cage = self.cage(&request, &image, &work, port, uid);
         let mut command = self.isolation.command(&cage);
-        command.envs(environment(&request, &image, &work, port));
+        for (name, value) in environment(&request, &image, &work, port) {
+            isolation::set_variable(&mut command, &name, value);
+        }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let mut child = self.spawn(command).await?;
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
@@ -151,7 +154,7 @@ impl ProcessRuntime {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             isolation: self.isolation.layers.clone(),
             output,
-            exit: ended(child, pid, work).boxed(),
+            exit: ended(child, pid, request.instance_id.to_string(), work).boxed(),
             process: Arc::new(Group(pid)),
         })
     }
@@ -180,6 +183,7 @@ impl ProcessRuntime {
             readable: isolation::readable(&readable),
             writable: isolation::writable(&[work]),
             port: Some(port),
+            parent: std::process::id(),
             address_space: Some(u64::from(memory_mb) * 1024 * 1024 * ADDRESS_SPACE_FACTOR),
         }
     }
@@ -235,7 +239,8 @@ fn pump(
     });
 }
 
-async fn read_line(
+/// A line, or as much of it as one may be long.
+pub async fn read_line(
     reader: &mut BufReader<impl AsyncRead + Unpin>,
     line: &mut Vec<u8>,
 ) -> io::Result<usize> {
@@ -244,10 +249,11 @@ async fn read_line(
     reader.take(most).read_until(b'\n', line).await
 }
 
-async fn ended(mut child: Child, pid: Pid, work: PathBuf) -> Exit {
+async fn ended(mut child: Child, pid: Pid, instance: String, work: PathBuf) -> Exit {
     let status = child.wait().await;
-    // What it started must not outlive it.
+    // What it started must not outlive it, even in a session of its own.
     let _ = kill_process_group(pid, Signal::KILL);
+    let _ = tokio::task::spawn_blocking(move || kill_all_of(&instance)).await;
     let _ = tokio::fs::remove_dir_all(&work).await;
     let _ = tokio::fs::remove_file(work.with_extension("pid")).await;
     match status {
@@ -299,6 +305,20 @@ fn record(work: &Path, pid: Pid) -> io::Result<()> {
     fs::write(work.with_extension("pid"), format!("{number} {began}"))
 }
 
+/// Ends every process that carries this instance's id among its variables.
+fn kill_all_of(instance: &str) {
+    let mark = format!("ROOST_INSTANCE_ID={instance}");
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid =
+            entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let variables = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let is_of_instance = variables.split(|byte| *byte == 0).any(|one| one == mark.as_bytes());
+        if let Some(pid) = pid.filter(|_| is_of_instance) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
 /// Ends processes that an earlier life of this node had started.
 fn end_leftovers(work: &Path) -> io::Result<()> {
     for entry in fs::read_dir(work)? {
@@ -313,6 +333,9 @@ fn end_leftovers(work: &Path) -> io::Result<()> {
                 && start_time(number) == began
             {
                 let _ = kill_process_group(pid, Signal::KILL);
+            }
+            if let Some(instance) = path.file_stem().and_then(|name| name.to_str()) {
+                kill_all_of(instance);
             }
             fs::remove_file(&path)?;
         } else if path.is_dir() {

@@ -31,7 +31,10 @@ async function stream(response, items, requestId) {
   const send = (event) => response.write(`data: ${JSON.stringify(event)}\n\n`);
   let usage = {};
   let stopped = false;
-  running.set(requestId, () => (stopped = true));
+  let ended;
+  const end = new Promise((resolve) => (ended = resolve));
+  // Canceled is said when the call has ended, not when it was asked to.
+  running.set(requestId, () => ((stopped = true), end));
   response.on("close", () => (stopped = true));
   try {
     for await (const item of items) {
@@ -47,6 +50,7 @@ async function stream(response, items, requestId) {
     send({ type: "error", code: error?.name ?? "Error", message: error?.message ?? String(error) });
   }
   response.end();
+  ended();
 }
 
 async function answer(response, body) {
@@ -71,14 +75,14 @@ async function answer(response, body) {
   }
 }
 
-function cancel(response, body) {
+async function cancel(response, body) {
   let stop;
   try {
     stop = running.get(JSON.parse(body).request_id);
   } catch {
     stop = undefined;
   }
-  stop?.();
+  await stop?.();
   sendJson(response, stop ? 200 : 404, { canceled: Boolean(stop) });
 }
 

@@ -15,7 +15,8 @@ import agent  # noqa: E402  (the user's file)
 
 LOOP = None
 LOOP_LOCK = _thread.allocate_lock()
-RUNNING = {}  # request id -> function that cancels it
+RUNNING = {}  # request id -> (function that asks it to end, lock held until it has ended)
+CANCEL_WAIT = 8  # seconds
 GENERATOR = 0x20
 COROUTINE = 0x80
 ASYNC_GENERATOR = 0x200
@@ -42,9 +43,22 @@ def loop():
 def run_async(coroutine, request_id):
     import asyncio
 
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
-    RUNNING[request_id] = future.cancel
+    task = []
+
+    async def tracked():
+        task.append(asyncio.current_task())
+        return await coroutine
+
+    future = asyncio.run_coroutine_threadsafe(tracked(), loop())
+    # The task is canceled, not the future: the future ends when the coroutine really has.
+    stoppable(request_id, lambda: task and LOOP.call_soon_threadsafe(task[0].cancel))
     return future.result()
+
+
+def stoppable(request_id, stop):
+    known = RUNNING.get(request_id)
+    if known is not None:
+        known[0] = stop
 
 
 def items(result, request_id):
@@ -55,7 +69,7 @@ def items(result, request_id):
             except StopAsyncIteration:
                 return
     stopped = []
-    RUNNING[request_id] = lambda: stopped.append(True) or True
+    stoppable(request_id, lambda: stopped.append(True))
     for item in result:
         if stopped:
             return
@@ -128,6 +142,9 @@ def answer(connection, body):
         send_json(connection, 400, {"error": "not an invocation: %s" % error})
         return
     request_id = context.get("request_id")
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    RUNNING[request_id] = [None, ended]
     try:
         flags = flags_of(agent.invoke)
         result = agent.invoke(argument, context)
@@ -145,6 +162,7 @@ def answer(connection, body):
         send_json(connection, 500, {"error": type(error).__name__, "message": str(error)})
     finally:
         RUNNING.pop(request_id, None)
+        ended.release()
 
 
 def cancel(connection, body):
@@ -152,11 +170,15 @@ def cancel(connection, body):
         request_id = json.loads(body)["request_id"]
     except (ValueError, KeyError, TypeError):
         request_id = None
-    stop = RUNNING.get(request_id)
-    if stop is not None and stop():
-        send_json(connection, 200, {"canceled": True})
-    else:
-        send_json(connection, 404, {"canceled": False})
+    stop, ended = RUNNING.get(request_id) or (None, None)
+    if stop is not None:
+        stop()
+        # Canceled is said when the call has ended, not when it was asked to.
+        if ended.acquire(timeout=CANCEL_WAIT):
+            ended.release()
+            send_json(connection, 200, {"canceled": True})
+            return
+    send_json(connection, 404, {"canceled": False})
 
 
 def read_request(reader):

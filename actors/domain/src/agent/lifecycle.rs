@@ -112,7 +112,7 @@ pub(crate) fn start(
         Status::Running if agent.desired == Desired::Run => Ok(vec![]),
         Status::Running => Ok(vec![Event::AgentDesired { id, desired: Desired::Run, at }]),
         Status::Stopped => bring_up(state, &agent, deployment, at),
-        Status::Failed if last_image(state, &agent).is_some() => {
+        Status::Failed if reusable_image(state, &agent).is_some() => {
             bring_up(state, &agent, deployment, at)
         }
         Status::Failed | Status::Created | Status::Building | Status::Deploying => {
@@ -220,8 +220,16 @@ pub(crate) fn rollback(
         version: Some(number),
         ..Wish::new(Trigger::Rollback)
     };
-    let back = Deployment { spec: version.spec.clone(), ..wish.of(&agent, deployment, at) };
-    Ok(deploy(state, &agent, back, at))
+    let mut agent = Agent::clone(&agent);
+    let mut events = vec![];
+    if agent.spec != version.spec {
+        agent.spec = version.spec.clone();
+        agent.updated_at = at;
+        agent.revision += 1;
+        events.push(Event::AgentUpdated(Box::new(agent.clone())));
+    }
+    events.extend(deploy(state, &agent, wish.of(&agent, deployment, at), at));
+    Ok(events)
 }
 
 pub(crate) fn delete(state: &Directory, (tenant, id): (Tenant, AgentId), at: Timestamp) -> Events {

@@ -297,6 +297,9 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
             _ if coming == Some(row.deployment_id) && !is_live => {}
             Some(Seen::Sick) => plan.steps.push(Step::Drain(row.id, Duration::ZERO)),
             Some(Seen::Ready(_)) if is_live => ready += 1,
+            Some(Seen::Starting) if is_live && view.is_hung(row) => {
+                plan.steps.push(Step::Drain(row.id, Duration::ZERO));
+            }
             Some(Seen::Starting) if is_live => starting += 1,
             _ => old.push(row.id),
         }
@@ -323,7 +326,9 @@ fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
         return;
     }
     if let Some(since) = view.lost_since {
-        let deadline = since.plus(view.timing.lost_after);
+        // One that is on its way up has its own, longer deadline.
+        let patience = if starting > 0 { view.timing.healthy_deadline } else { Duration::ZERO };
+        let deadline = since.plus(view.timing.lost_after.max(patience));
         if view.now >= deadline {
             let message =
                 "no instance could be brought back in time; read the logs and start it again";
@@ -368,6 +373,11 @@ impl View<'_> {
                     Some(Seen::Starting | Seen::Ready(_) | Seen::Sick)
                 )
         })
+    }
+
+    /// Whether an instance has been starting for longer than any should.
+    fn is_hung(&self, row: &Instance) -> bool {
+        self.now >= row.started_at.plus(self.timing.healthy_deadline)
     }
 
     /// Rows that have a process.

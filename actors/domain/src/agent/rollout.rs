@@ -159,8 +159,24 @@ fn end(
         let reason = Some(super::reason(failure, at));
         events.push(Event::AgentMoved { id: agent_id, to: Status::Failed, reason, at });
     }
+    if next.is_none() && agent.status == Status::Running {
+        events.extend(revert(state, &agent, at));
+    }
     events.extend(next);
     events
+}
+
+/// What was tried and did not come up is dropped: the record says again what serves.
+fn revert(state: &Directory, agent: &super::Agent, at: Timestamp) -> Option<Event> {
+    let serving = state.version(agent.id, agent.version?)?;
+    if serving.spec == agent.spec {
+        return None;
+    }
+    let mut agent = agent.clone();
+    agent.spec = serving.spec.clone();
+    agent.updated_at = at;
+    agent.revision += 1;
+    Some(Event::AgentUpdated(Box::new(agent)))
 }
 
 /// Somebody calls the deployment off.

@@ -270,6 +270,7 @@ impl Running {
         let probe = Probe {
             world: Arc::clone(&self.world),
             actor: myself.clone(),
+            process: self.process.clone(),
             address,
             path: self.request.image.health_path.clone(),
         };
@@ -430,6 +431,7 @@ async fn terminate(process: Arc<dyn Process>, kill_after: Duration) {
 struct Probe {
     world: Arc<World>,
     actor: ActorRef<InstanceMessage>,
+    process: Option<Arc<dyn Process>>,
     address: SocketAddr,
     path: String,
 }
@@ -452,12 +454,19 @@ impl Probe {
     async fn until_ready(&self) {
         let began = Instant::now();
         loop {
-            if TcpStream::connect(self.address).await.is_ok() && self.check().await {
+            let answers = TcpStream::connect(self.address).await.is_ok() && self.check().await;
+            if answers && self.is_ours().await {
                 return;
             }
             let fast = began.elapsed() < Duration::from_secs(1);
             tokio::time::sleep(if fast { PROBE_FAST } else { PROBE_SLOW }).await;
         }
+    }
+
+    /// Another program may have taken the port first; its answers are not the agent's.
+    async fn is_ours(&self) -> bool {
+        let Some(process) = self.process.clone() else { return true };
+        tokio::task::spawn_blocking(move || process.listens()).await.unwrap_or_default()
     }
 
     /// A path that does not exist is no sickness: the open port counts then.

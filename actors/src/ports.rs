@@ -219,6 +219,8 @@ pub trait Process: Send + Sync + 'static {
     fn terminate(&self);
     /// Ends it and all it started, at once.
     fn kill(&self);
+    /// Whether it is this process, and no stranger's, that listens where it was told to.
+    fn listens(&self) -> bool;
     /// Memory in bytes and CPU time in milliseconds so far, where known.
     fn usage(&self) -> Option<(u64, u64)>;
 }

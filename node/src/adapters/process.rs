@@ -72,7 +72,8 @@ impl ProcessRuntime {
             isolation,
             images,
             work,
-            next_port: AtomicU16::new(*ports.start()),
+            // Nodes that share a machine begin in different places.
+            next_port: AtomicU16::new(some_port(&ports)),
             ports,
             spawner: Mutex::new(sender),
         })
@@ -155,7 +156,7 @@ impl ProcessRuntime {
             isolation: self.isolation.layers.clone(),
             output,
             exit: ended(child, pid, request.instance_id.to_string(), work).boxed(),
-            process: Arc::new(Group(pid)),
+            process: Arc::new(Group { pid, port }),
         })
     }
 
@@ -263,13 +264,16 @@ async fn ended(mut child: Child, pid: Pid, instance: String, work: PathBuf) -> E
 }
 
 /// The process group of an instance.
-struct Group(Pid);
+struct Group {
+    pid: Pid,
+    port: u16,
+}
 
 impl Group {
     /// To the whole group; to the process alone while it has not made its group yet.
     fn signal(&self, signal: Signal) {
-        if kill_process_group(self.0, signal).is_err() {
-            let _ = rustix::process::kill_process(self.0, signal);
+        if kill_process_group(self.pid, signal).is_err() {
+            let _ = rustix::process::kill_process(self.pid, signal);
         }
     }
 }
@@ -283,14 +287,59 @@ impl Process for Group {
         self.signal(Signal::KILL);
     }
 
+    fn listens(&self) -> bool {
+        let listening = listening_inodes(self.port);
+        let session = self.pid.as_raw_nonzero().get();
+        // Where the kernel tells nothing of sockets there is nothing to compare.
+        listening.is_empty()
+            || sockets_of_session(session).iter().any(|one| listening.contains(one))
+    }
+
     fn usage(&self) -> Option<(u64, u64)> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero())).ok()?;
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
         let page = rustix::param::page_size() as u64;
         let tick = 1000 / rustix::param::clock_ticks_per_second();
         Some((number(21)? * page, (number(11)? + number(12)?) * tick))
     }
+}
+
+fn some_port(ports: &RangeInclusive<u16>) -> u16 {
+    let dice = u16::from_be_bytes(super::system::random_bytes());
+    ports.start() + dice % (ports.end() - ports.start() + 1)
+}
+
+/// Sockets that listen on this port, by inode (proc(5), `/proc/net/tcp`).
+fn listening_inodes(port: u16) -> Vec<u64> {
+    const LISTEN: &str = "0A";
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .map(|path| fs::read_to_string(path).unwrap_or_default());
+    let of_line = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let local = fields.get(1)?.rsplit_once(':')?.1;
+        let is_it = u16::from_str_radix(local, 16) == Ok(port) && fields.get(3) == Some(&LISTEN);
+        fields.get(9)?.parse().ok().filter(|_| is_it)
+    };
+    tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(of_line).collect()
+}
+
+/// Sockets that processes of this session hold open, by inode.
+fn sockets_of_session(session: i32) -> Vec<u64> {
+    let mut found = vec![];
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        let own = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(3));
+        if own.and_then(|own| own.parse::<i32>().ok()) != Some(session) {
+            continue;
+        }
+        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        found.extend(files.filter_map(|file| {
+            let target = fs::read_link(file.path()).ok()?;
+            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()
+        }));
+    }
+    found
 }
 
 /// When a process began, in ticks since boot: tells it from a later one with its number.

@@ -42,7 +42,7 @@ for _ in range(100):
     if agent.status in ("running", "failed"):
         break
     time.sleep(0.2)
-assert agent.status == "running", agent
+assert agent.status == "running", (agent.status, agent.status_reason, agent.deployment)
 
 answer = invoke_agent.sync(created.data.id, client=client, body=InvokeRequest.from_dict({"input": 21}))
 assert answer.data.output == {"doubled": 42} or answer.data.output.to_dict() == {"doubled": 42}, answer

@@ -546,13 +546,16 @@ fn find_program(name: &str, isolation: &Isolation) -> Option<PathBuf> {
             std::env::split_paths(&path).chain(usual).map(|folder| folder.join(name)).collect()
         }
     };
-    candidates.into_iter().find(|program| {
+    let found = candidates.into_iter().find(|program| {
         let usable =
             fs::metadata(program).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
         // A shim would run something else than what was checked.
         let is_shim = program.components().any(|part| part.as_os_str() == "shims");
         usable && !is_shim && (!isolation.has("uid") || isolation::is_reachable(program))
-    })
+    });
+    // The interpreter itself, not the link of somebody's virtual environment to it.
+    let is_interpreter = name.starts_with("python") || name == "node";
+    found.map(|path| if is_interpreter { path.canonicalize().unwrap_or(path) } else { path })
 }
 
 fn installer(

@@ -21,7 +21,10 @@ clouds = list_clouds.sync(client=client)
 cloud = clouds.data.items[0]
 assert cloud.provider == "sandbox", cloud
 
-code = b"def invoke(input, context):\n    return {'doubled': input * 2}\n"
+# It takes anything: schemathesis calls it too.
+code = b"""def invoke(input, context):
+    return {'doubled': input * 2} if isinstance(input, int) else {'seen': input}
+"""
 packed = io.BytesIO()
 with tarfile.open(fileobj=packed, mode="w:gz") as archive:
     entry = tarfile.TarInfo("agent.py")

@@ -250,7 +250,11 @@ impl Owner {
                 self.report(Command::BeginRollout { agent, id, image: None }).await
             }
             Step::Verify(id) => self.report(Command::Verify { agent, id }).await,
-            Step::Promote(id) => self.report(Command::Promote { agent, id }).await,
+            Step::Promote(id) => {
+                self.report(Command::Promote { agent, id }).await?;
+                self.prune_images().await;
+                Ok(())
+            }
             Step::FailDeployment(id, failure) => {
                 self.crashes = Crashes::default();
                 self.report(Command::FailDeployment { agent, id, failure }).await
@@ -452,6 +456,25 @@ impl Owner {
             }
         }
         self.report(Command::RemoveInstance { agent: self.id, id }).await
+    }
+
+    /// Images that no kept version, no deployment on its way and no instance needs any more go.
+    async fn prune_images(&self) {
+        let kept: Vec<String> = {
+            let directory = self.world.directory().read();
+            let versions = directory.versions_of(self.id).map(|row| row.image.reference.clone());
+            let running: Vec<_> =
+                directory.instances_of(self.id).map(|row| row.deployment_id).collect();
+            let needed = directory
+                .deployments_of(self.id)
+                .filter(|row| row.status.is_active() || running.contains(&row.id));
+            let needed = needed.flat_map(|row| {
+                let built = row.image.as_ref().map(|image| image.reference.clone());
+                [built, Some(format!("{}/{}", row.agent_id, row.id))]
+            });
+            versions.chain(needed.flatten()).collect()
+        };
+        self.world.ports.runtime.forget_images(self.id, kept).await;
     }
 
     /// The row is gone: so goes what belonged to it.

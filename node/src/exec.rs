@@ -47,6 +47,8 @@ pub struct Cage {
     pub port: Option<u16>,
     /// The process that starts it: without it, nothing may run.
     pub parent: u32,
+    /// Most processes and threads, where the process has a user of its own.
+    pub processes: Option<u64>,
     /// Most bytes of address space, where no cgroup limits memory.
     pub address_space: Option<u64>,
 }
@@ -73,6 +75,10 @@ fn enter(argument: &str) -> anyhow::Result<std::convert::Infallible> {
         limit(&cage).context("rlimits")?;
     }
     if let Some(uid) = cage.uid.filter(|_| holds("uid")) {
+        if let Some(most) = cage.processes {
+            let most = Rlimit { current: Some(most), maximum: Some(most) };
+            setrlimit(Resource::Nproc, most).context("processes")?;
+        }
         become_user(uid).context("uid")?;
     }
     if holds("death_signal") {

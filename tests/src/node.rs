@@ -105,6 +105,13 @@ impl Node {
         self.child.id()
     }
 
+    /// What a second start on the same folder says.
+    pub fn second_start(&self) -> std::process::Output {
+        let mut command = Command::new(binary());
+        command.args(["dev", "--json", "--port", "0", "--data"]).arg(self.data.path());
+        command.stdin(Stdio::null()).output().expect("it runs")
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         self.child.kill().expect("it can be killed");

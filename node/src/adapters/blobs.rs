@@ -39,11 +39,9 @@ impl FolderBlobs {
 
     async fn keep(&self, mut bytes: ByteStream, max: u64) -> Result<Received, BlobError> {
         let incoming = self.folder.join("incoming").join(hex(&random_bytes::<16>()));
-        let kept = self.write(&incoming, &mut bytes, max).await;
-        if kept.is_err() {
-            let _ = tokio::fs::remove_file(&incoming).await;
-        }
-        kept
+        // Goes unless it got its name, even when the sender's connection took this task with it.
+        let _half = HalfWritten(incoming.clone());
+        self.write(&incoming, &mut bytes, max).await
     }
 
     async fn write(
@@ -71,10 +69,21 @@ impl FolderBlobs {
         let named = tokio::task::spawn_blocking(move || {
             fs::create_dir_all(&parent)?;
             fs::rename(&from, &path)?;
-            fs::File::open(&parent)?.sync_all()
+            fs::File::open(&parent)?.sync_all()?;
+            // The folder may be new itself.
+            parent.parent().map_or(Ok(()), |above| fs::File::open(above)?.sync_all())
         });
         named.await.map_err(io::Error::other).flatten().map_err(BlobError::Disk)?;
         Ok(Received { size_bytes, sha256 })
+    }
+}
+
+/// A file that must not stay where it is.
+struct HalfWritten(PathBuf);
+
+impl Drop for HalfWritten {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

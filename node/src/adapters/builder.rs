@@ -38,6 +38,10 @@ use crate::exec::Cage;
 /// The handler adapters, as files of the image.
 const PYTHON_ADAPTER: &str = include_str!("../handlers/adapter.py");
 const NODE_ADAPTER: &str = include_str!("../handlers/adapter.mjs");
+/// Processes and threads of an installer.
+const INSTALLER_PROCESSES_MAX: u64 = 512;
+/// Users that builds run as, beyond those of instances; two builds seldom share one.
+const BUILD_UIDS: u32 = 65_536;
 /// Lines of an installer's output that a failure shows.
 const LAST_LINES: usize = 20;
 
@@ -185,7 +189,9 @@ impl Builder {
     async fn install(&self, plan: &Plan, folder: &Path, log: &LineSink) -> Result<(), Failure> {
         let Some(installer) = &plan.installer else { return Ok(()) };
         log(Channel::Stdout, format!("installing: {}", installer.command.join(" ")));
-        let mut run = Install { process: &self.process, folder, log }.start(installer).await?;
+        let mut run = Install { uid: build_uid(folder), process: &self.process, folder, log }
+            .start(installer)
+            .await?;
         let status = run.child.wait().await.map_err(|error| build_failed(error.to_string()))?;
         let words = run.last_words().await;
         if status.success() {
@@ -606,6 +612,7 @@ fn has_no_dependencies(folder: &Path) -> bool {
 
 /// A run of an installer.
 struct Install<'b> {
+    uid: u32,
     process: &'b ProcessRuntime,
     folder: &'b Path,
     log: &'b LineSink,
@@ -645,7 +652,7 @@ impl Install<'_> {
 
     async fn launch(&self, installer: &Installer) -> io::Result<Run> {
         let isolation = self.process.isolation();
-        let uid = isolation.has("uid").then_some(FIRST_UID);
+        let uid = isolation.has("uid").then_some(self.uid);
         let scratch = self.folder.join(".roost/tmp");
         fs::create_dir_all(&scratch)?;
         give_away(self.folder, uid)?;
@@ -660,6 +667,7 @@ impl Install<'_> {
             writable: isolation::writable(&[self.folder]),
             port: None,
             parent: std::process::id(),
+            processes: Some(INSTALLER_PROCESSES_MAX),
             address_space: None,
         };
         let mut command = isolation.command(&cage);
@@ -718,6 +726,12 @@ impl Install<'_> {
         }
         receiver
     }
+}
+
+/// The user of the build in this folder.
+fn build_uid(folder: &Path) -> u32 {
+    let name = folder.file_name().unwrap_or_default().as_encoded_bytes();
+    FIRST_UID + BUILD_UIDS + crc32c::crc32c(name) % BUILD_UIDS
 }
 
 fn give_away(path: &Path, uid: Option<u32>) -> io::Result<()> {

@@ -113,9 +113,10 @@ enum State {
 }
 
 fn refusal() -> Vec<u8> {
-    let request_id = RequestId::new(SystemClock.now(), SystemDice.dice());
+    let now = SystemClock.now();
+    let request_id = RequestId::new(now, SystemDice.dice());
     let body = format!(
-        r#"{{"success":false,"error":{{"code":"HTTPS_REQUIRED","message":"this port speaks HTTPS only; use https:// in the address","details":{{}}}},"meta":{{"request_id":"{request_id}"}}}}"#
+        r#"{{"success":false,"error":{{"code":"HTTPS_REQUIRED","message":"this port speaks HTTPS only; use https:// in the address","details":{{}}}},"meta":{{"request_id":"{request_id}","timestamp":"{now}"}}}}"#
     );
     format!(
         "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json; charset=utf-8\r\n\

@@ -85,6 +85,7 @@ impl Isolation {
             writable: vec![],
             port: None,
             parent: std::process::id(),
+            processes: None,
             address_space: None,
         };
         let status = self.command(&cage).stdout(Stdio::null()).stderr(Stdio::null()).status();

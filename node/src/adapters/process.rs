@@ -36,6 +36,8 @@ use crate::exec::Cage;
 const OUTPUT_LINES_WAITING: usize = 1024;
 /// What a sandbox instance gets at most, in MiB.
 const SANDBOX_MEMORY_MB: u32 = 256;
+/// Processes and threads of one instance; more if it takes that many calls at once.
+const PROCESSES_MAX: u64 = 512;
 /// Address space beyond the memory limit, where only rlimits bound it: interpreters reserve much
 /// more than they use.
 const ADDRESS_SPACE_FACTOR: u64 = 16;
@@ -185,6 +187,7 @@ impl ProcessRuntime {
             writable: isolation::writable(&[work]),
             port: Some(port),
             parent: std::process::id(),
+            processes: Some(PROCESSES_MAX.max(u64::from(request.image.concurrency) * 2)),
             address_space: Some(u64::from(memory_mb) * 1024 * 1024 * ADDRESS_SPACE_FACTOR),
         }
     }

@@ -158,7 +158,8 @@ def answer(connection, body):
     except OSError:
         raise
     except BaseException as error:
-        report(error, request_id)
+        if type(error).__name__ != "CancelledError":
+            report(error, request_id)
         send_json(connection, 500, {"error": type(error).__name__, "message": str(error)})
     finally:
         RUNNING.pop(request_id, None)

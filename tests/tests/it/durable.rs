@@ -65,3 +65,16 @@ async fn what_was_acknowledged_survives_kill_9_again_and_again() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_second_node_on_the_same_folder_is_told_so_and_harms_nothing() {
+    let node = Node::start();
+    let me = node.customer();
+    let id = me.deploy("first", &[("agent.py", ECHO)]).await;
+    me.invoke(&id, &json!(1)).await.data(200);
+    let second = node.second_start();
+    assert!(!second.status.success());
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(said.contains("another node is using"), "{said}");
+    assert_eq!(me.invoke(&id, &json!(2)).await.data(200)["output"]["echo"], 2);
+}

@@ -145,3 +145,17 @@ async fn gone(node: &Node, left: usize) {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_tenants_loader_variables_reach_the_agent_alone() {
+    let node = Node::start();
+    let me = node.customer();
+    let mut wanted = me.wanted("loader", &[("agent.py", ECHO)]).await;
+    // The loader says which program it starts.
+    wanted["environment"] = json!({ "LD_DEBUG": "files" });
+    let id = me.deploy_as(&wanted).await;
+    let lines = me.get(&format!("/v1/agents/{id}/logs?stream=stderr&tail=5000")).await.data(200);
+    let lines = lines["items"].to_string();
+    assert!(lines.contains("initialize program"), "the agent's own loader heard it");
+    assert!(!lines.contains("/roost"), "the step before the cage heard it: {lines:.2000}");
+}

@@ -18,7 +18,7 @@ use std::{
 
 use domain::codec;
 use openraft::{
-    OptionalSend, RaftLogReader,
+    EntryPayload, OptionalSend, RaftLogReader,
     entry::RaftEntry as _,
     storage::{IOFlushed, LogState, RaftLogStorage},
 };
@@ -40,8 +40,10 @@ const VOTE: u8 = 1;
 const COMMITTED: u8 = 2;
 const PURGED: u8 = 3;
 
-/// Flushed entries kept in memory per group, for whoever replicates or applies them.
+/// Flushed entries kept in memory per group, for whoever replicates or applies them: so many, and so
+/// many bytes.
 const ENTRIES_KEPT: usize = 1024;
+const BYTES_KEPT: usize = 2 * 1024 * 1024;
 /// Operations that one transaction takes.
 const OPERATIONS_PER_COMMIT: usize = 4096;
 /// How long `committed` waits for a transaction to ride with.
@@ -258,11 +260,13 @@ impl GroupLog {
     fn flushed(&self, entries: &[Entry]) {
         let Some(last) = entries.last() else { return };
         let mut tail = self.tail();
-        while tail.entries.len() > ENTRIES_KEPT {
+        let mut bytes: usize = tail.entries.values().map(size).sum();
+        while tail.entries.len() > ENTRIES_KEPT || bytes > BYTES_KEPT {
             match tail.entries.first_key_value() {
-                Some((index, _)) if *index < last.index() => tail.entries.pop_first(),
+                Some((index, entry)) if *index < last.index() => bytes -= size(entry),
                 _ => break,
-            };
+            }
+            tail.entries.pop_first();
         }
     }
 
@@ -273,6 +277,13 @@ impl GroupLog {
         let (sender, receiver) = oneshot::channel();
         self.file.send(operation(sender))?;
         receiver.await.map_err(|_| io::Error::other("the log's writer has stopped"))
+    }
+}
+
+fn size(entry: &Entry) -> usize {
+    match &entry.payload {
+        EntryPayload::Normal(proposal) => proposal.0.len(),
+        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
     }
 }
 

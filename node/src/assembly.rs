@@ -33,6 +33,7 @@ use domain::{
 use futures::{FutureExt as _, future::BoxFuture};
 use poem::Server;
 use ractor::ActorRef;
+use rustls::ServerConfig;
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -172,19 +173,48 @@ pub async fn start_with(
     let keys = Keys::open(&data.join("keys"))?;
     let certificates = Certificates::open(&data.join("tls"), &local_names())?;
     let adapters = Adapters::open(&data, config, program)?;
-    let settings = config.actors();
-    let watch = Watch::new(settings.builds);
+    let watch = Watch::new(config.actors().builds);
     let ledger = open_ledger(&data, identity, config, &watch).await?;
-    for private in ["raft.redb", "state.redb", "node.json"] {
-        fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
-    }
     let secrets = bootstrap(&ledger, &keys).await?;
     let isolation = adapters.runtime.process.isolation().layers.clone();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&ledger).tend());
+    tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
+    let world = world(adapters, Arc::clone(&ledger), watch, identity, &keys, config);
+    let root = root::start(Arc::clone(&world)).await?;
+    let open = open_door(&world, &keys, address, config, certificates.server_config()?).await?;
+    Ok(Node {
+        node_id: identity.node_id,
+        base_url: open.base_url,
+        ca_cert: certificates.authority,
+        org_id: first_organization(&world)?,
+        data,
+        secrets,
+        isolation,
+        world,
+        ledger,
+        root,
+        stop: open.stop,
+        door: open.task,
+        requests: open.requests,
+        tasks,
+        _lock: lock,
+    })
+}
+
+/// Everything that actors and calls reach for.
+fn world(
+    adapters: Adapters,
+    ledger: Arc<RaftLedger>,
+    watch: Arc<Watch>,
+    identity: NodeIdentity,
+    keys: &Keys,
+    config: &Config,
+) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
-    let logs = Arc::clone(&adapters.logs);
     let world = Arc::new(World {
         ports: Ports {
-            ledger: ledger.clone(),
+            ledger,
             runtime: adapters.runtime,
             blobs: adapters.blobs,
             logs: adapters.logs,
@@ -192,7 +222,7 @@ pub async fn start_with(
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemDice),
         },
-        settings,
+        settings: config.actors(),
         node_id: identity.node_id,
         boot: hex(&random_bytes::<8>()),
         sealer: Sealer::new(&keys.master),
@@ -202,42 +232,34 @@ pub async fn start_with(
         watch,
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
-    let root = root::start(Arc::clone(&world)).await?;
+    world
+}
+
+/// The front door, open.
+struct OpenDoor {
+    base_url: String,
+    requests: Arc<AtomicUsize>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+async fn open_door(
+    world: &Arc<World>,
+    keys: &Keys,
+    address: SocketAddr,
+    config: &Config,
+    certificate: Arc<ServerConfig>,
+) -> anyhow::Result<OpenDoor> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("the address {address} is taken; choose another port with --port, or 0 for any")
     })?;
     let base_url = public_url(config, listener.local_addr()?);
     let (stop, stopped) = watch::channel(false);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&ledger).tend());
-    tasks.spawn(prune(series, logs));
     let requests = Arc::new(AtomicUsize::new(0));
-    let door = tokio::spawn(serve(
-        Arc::clone(&requests),
-        &world,
-        &keys,
-        &base_url,
-        Door::new(listener, certificates.server_config()?),
-        stopped,
-    ));
-    let org_id = first_organization(&world)?;
-    Ok(Node {
-        node_id: identity.node_id,
-        base_url,
-        ca_cert: certificates.authority,
-        data,
-        org_id,
-        secrets,
-        isolation,
-        world,
-        ledger,
-        root,
-        stop,
-        door,
-        requests,
-        tasks,
-        _lock: lock,
-    })
+    let counted = Arc::clone(&requests);
+    let door = Door::new(listener, certificate);
+    let task = tokio::spawn(serve(counted, world, keys, &base_url, door, stopped));
+    Ok(OpenDoor { base_url, requests, stop, task })
 }
 
 /// Makes the folder; other users may pass through it to an image, and see nothing else.
@@ -278,7 +300,11 @@ async fn open_ledger(
         timeouts: Default::default(),
     };
     let opened = RaftLedger::open(data, settings, Arc::clone(watch) as _).await;
-    opened.context("the replicated log could not be opened; is another node using this folder?")
+    let ledger = opened.context("the replicated log could not be opened")?;
+    for private in ["raft.redb", "state.redb", "node.json"] {
+        fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
+    }
+    Ok(ledger)
 }
 
 async fn bootstrap(ledger: &Arc<RaftLedger>, keys: &Keys) -> anyhow::Result<Option<FirstSecrets>> {

@@ -72,7 +72,7 @@ async fn serve(
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let client_id = client_request_id(&request);
     let answer = async {
-        match admit(shared, &mut request) {
+        match admit(shared, &mut request).await {
             Ok(()) => call(routes, request).await,
             Err(problem) => {
                 discard(&mut request).await;
@@ -129,7 +129,7 @@ fn client_request_id(request: &Request) -> Option<String> {
 }
 
 /// Whether the request may go on; it leaves with a bounded body and a known caller.
-fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
+async fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
     if request.uri().to_string().len() > URI_BYTES_MAX {
         let message = format!("the address is longer than {URI_BYTES_MAX} bytes");
         return Err(Problem::new(StatusCode::URI_TOO_LONG, "INVALID_REQUEST", message));
@@ -141,13 +141,18 @@ fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
         return Err(Problem::new(status, "INVALID_REQUEST", message));
     }
-    bound_body(request)?;
     let identity = identify(shared, request.headers());
+    let is_known = identity.is_ok();
     request.extensions_mut().insert(Identified(identity));
-    Ok(())
+    read_body(request, is_known).await
 }
 
-/// Routes that take their body as a stream and bound it themselves.
+fn announced_length(request: &Request) -> Option<usize> {
+    let length = request.headers().get(header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// Routes that take a large body as a stream and bound it themselves.
 fn takes_stream(request: &Request) -> bool {
     let path = request.uri().path();
     let is_multipart = request
@@ -155,31 +160,37 @@ fn takes_stream(request: &Request) -> bool {
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .is_some_and(|value| value.starts_with("multipart/form-data"));
-    path.starts_with("/v1/uploads/") && request.method() == Method::PUT
-        || path == "/v1/uploads" && is_multipart
+    let is_upload = path.starts_with("/v1/uploads/") && request.method() == Method::PUT
+        || path == "/v1/uploads" && is_multipart;
+    is_upload && announced_length(request).is_none_or(|length| length > BODY_BYTES_MAX)
 }
 
-fn bound_body(request: &mut Request) -> Result<(), Problem> {
+/// Reads the whole body before anything is decided, up to the limit of its route: a connection whose
+/// request is left unread can't be used again, and many clients take that for a failure.
+async fn read_body(request: &mut Request, is_known: bool) -> Result<(), Problem> {
     if takes_stream(request) {
         return Ok(());
     }
     let path = request.uri().path();
-    let is_call = path.ends_with("/invoke") || path.contains("/http/");
+    let is_call = is_known && (path.ends_with("/invoke") || path.contains("/http/"));
     let most = if is_call { INVOKE_BODY_BYTES_MAX } else { BODY_BYTES_MAX };
-    let announced = request.headers().get(header::CONTENT_LENGTH);
-    let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > most) {
+    if announced_length(request).is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
-    let body: http_body_util::combinators::BoxBody<_, _> = request.take_body().into();
-    let limited = http_body_util::Limited::new(body, most);
-    let limited = http_body_util::BodyExt::map_err(limited, move |error| {
-        match error.downcast::<http_body_util::LengthLimitError>() {
-            Ok(_) => std::io::Error::new(std::io::ErrorKind::FileTooLarge, most.to_string()),
-            Err(other) => std::io::Error::other(other),
+    let mut stream = request.take_body().into_bytes_stream();
+    let mut whole = bytes::BytesMut::new();
+    while let Some(part) = stream.next().await {
+        let part = part.map_err(|_| {
+            let message = "the body could not be read to its end";
+            Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
+        })?;
+        if whole.len() + part.len() > most {
+            request.set_body(Body::from_bytes_stream(stream));
+            return Err(too_large(most));
         }
-    });
-    request.set_body(Body::from(http_body_util::BodyExt::boxed(limited)));
+        whole.extend_from_slice(&part);
+    }
+    request.set_body(whole.freeze());
     Ok(())
 }
 
@@ -254,31 +265,10 @@ fn problem_of(error: &Error, credentials: Option<Problem>, path: &str) -> Proble
     }
 }
 
-pub(crate) fn unreadable_body(error: &ReadBodyError) -> Problem {
-    match limit_of(error) {
-        Some(most) => too_large(most),
-        None => {
-            let message = "the body could not be read to its end";
-            Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
-        }
-    }
-}
-
-/// The limit that a body ran into, if that is why it could not be read.
-fn limit_of(error: &(dyn std::error::Error + 'static)) -> Option<usize> {
-    let mut cause = error;
-    loop {
-        cause = match cause.downcast_ref::<std::io::Error>() {
-            Some(io) if io.kind() == std::io::ErrorKind::FileTooLarge => {
-                return io.to_string().parse().ok();
-            }
-            Some(io) => io.get_ref()?,
-            None => match cause.downcast_ref::<ReadBodyError>() {
-                Some(ReadBodyError::Io(io)) => io,
-                _ => cause.source()?,
-            },
-        };
-    }
+/// A body that a handler could not read: the connection broke, since limits were checked before.
+pub(crate) fn unreadable_body(_: &ReadBodyError) -> Problem {
+    let message = "the body could not be read to its end";
+    Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
 }
 
 /// The framework's words for a wrong parameter, in ours.

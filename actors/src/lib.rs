@@ -14,8 +14,6 @@
 
 pub mod agent;
 pub mod call;
-#[cfg(feature = "fakes")]
-pub mod fakes;
 pub mod instance;
 pub mod invocation;
 pub mod job;

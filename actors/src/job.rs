@@ -274,9 +274,8 @@ impl Carry {
 
     fn is_coming_up(&self, job: &Job) -> bool {
         let directory = self.world.directory().read();
-        let Ok(agent) = directory.agent(job.tenant, job.agent_id) else { return false };
-        let deployment = directory.deployment(agent.id, agent.deployment);
-        deployment.is_some_and(|deployment| deployment.status.is_active())
+        let agent = directory.agent(job.tenant, job.agent_id);
+        agent.is_ok_and(|agent| directory.is_deploying(&agent))
     }
 
     fn unavailable(&self, job: &Job, reason: NoSlot) -> Outcome {

@@ -354,8 +354,7 @@ impl Children {
             let with_instances: BTreeSet<u128> =
                 directory.instances.rows().map(|((agent, _), _)| *agent).collect();
             let has_work = |agent: &domain::agent::Agent| {
-                let deployment = directory.deployment(agent.id, agent.deployment);
-                let deploying = deployment.is_some_and(|d| d.status.is_active());
+                let deploying = directory.is_deploying(agent);
                 agent::has_work(agent, with_instances.contains(&agent.id.0), deploying)
             };
             let rows = directory.agents.rows().filter(|(_, agent)| has_work(agent));
@@ -422,8 +421,7 @@ impl Children {
         let needed = {
             let directory = self.world.directory().read();
             directory.agents.get(&id).is_some_and(|agent| {
-                let deployment = directory.deployment(id, agent.deployment);
-                let deploying = deployment.is_some_and(|d| d.status.is_active());
+                let deploying = directory.is_deploying(&agent);
                 agent::has_work(&agent, directory.instances_of(id).next().is_some(), deploying)
             })
         };

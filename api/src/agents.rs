@@ -35,7 +35,7 @@ use crate::{
     check::{Checked, MaybeChecked},
     cursor::{self, Cursor},
     envelope::{Deleted, Success},
-    error::{ApiError, Problem},
+    error::{ApiError, Problem, path_id},
     query,
     repeat::{self, keyed, replayed},
 };
@@ -74,12 +74,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// An id of a path: a malformed one is answered like an unknown one.
 pub(crate) fn agent_id(text: &str) -> std::result::Result<AgentId, Problem> {
-    text.parse().map_err(|_| {
-        let message =
-            format!("the agent {} does not exist", text.chars().take(64).collect::<String>());
-        Problem::new(http::StatusCode::NOT_FOUND, "AGENT_NOT_FOUND", message)
-            .with(serde_json::json!({ "agent_id": text.chars().take(64).collect::<String>() }))
-    })
+    path_id("agent", text)
 }
 
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Agents")]
@@ -551,7 +546,7 @@ impl AgentsApi {
             return Err(Problem::invalid(wrong).into());
         }
         let directory = self.0.service.directory().await?;
-        let cloud_id = body.cloud_id.parse().map_err(|_| no_cloud(&body.cloud_id))?;
+        let cloud_id = path_id("cloud", &body.cloud_id)?;
         let provider = directory.read().cloud(tenant, cloud_id)?.provider;
         let source = self.source(tenant, id, body.source, provider, &directory.read())?;
         let environment = environment
@@ -763,16 +758,6 @@ fn patched(
     let mut after = before.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     domain::cloud::merge(&mut after, patch);
     after
-}
-
-fn no_cloud(id: &str) -> Problem {
-    let id: String = id.chars().take(64).collect();
-    Problem::new(
-        http::StatusCode::NOT_FOUND,
-        "CLOUD_NOT_FOUND",
-        "the specified cloud does not exist",
-    )
-    .with(serde_json::json!({ "cloud_id": id }))
 }
 
 /// Secrets do not exist yet, so no reference to one can be right.

@@ -24,7 +24,7 @@ use crate::{
     check::Checked,
     cursor::{self, Cursor},
     envelope::{Deleted, Page, Success},
-    error::{ApiError, Problem},
+    error::{ApiError, Problem, path_id},
     query,
     repeat::{self, keyed, replayed},
 };
@@ -59,12 +59,7 @@ pub(crate) enum CloudCreated {
 type Result<T> = std::result::Result<T, ApiError>;
 
 fn cloud_id(text: &str) -> std::result::Result<CloudId, Problem> {
-    text.parse().map_err(|_| {
-        let text: String = text.chars().take(64).collect();
-        let message = "the specified cloud does not exist";
-        Problem::new(http::StatusCode::NOT_FOUND, "CLOUD_NOT_FOUND", message)
-            .with(serde_json::json!({ "cloud_id": text }))
-    })
+    path_id("cloud", text)
 }
 
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Clouds")]

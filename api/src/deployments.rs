@@ -22,7 +22,7 @@ use crate::{
     caller::{Caller, Scope},
     cursor::{self, Cursor},
     envelope::{Page, Success},
-    error::{ApiError, Problem},
+    error::{ApiError, Problem, path_id},
     query,
     repeat::{self, keyed},
 };
@@ -32,12 +32,7 @@ pub(crate) struct DeploymentsApi(pub(crate) Handle);
 type Result<T> = std::result::Result<Json<Success<T>>, ApiError>;
 
 fn deployment_id(text: &str) -> std::result::Result<DeploymentId, Problem> {
-    text.parse().map_err(|_| {
-        let text: String = text.chars().take(64).collect();
-        let message = format!("the deployment {text} does not exist");
-        Problem::new(http::StatusCode::NOT_FOUND, "DEPLOYMENT_NOT_FOUND", message)
-            .with(serde_json::json!({ "deployment_id": text }))
-    })
+    path_id("deployment", text)
 }
 
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Agents")]

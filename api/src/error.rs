@@ -1,5 +1,7 @@
 //! From reasons to status codes. No other file chooses a status.
 
+use std::str::FromStr;
+
 use actors::{
     call::ServiceError,
     invocation::CallError,
@@ -127,6 +129,21 @@ impl Problem {
         }
         response
     }
+}
+
+/// An id of a path. A malformed one is answered exactly like an unknown one.
+pub(crate) fn path_id<T: FromStr>(noun: &str, text: &str) -> Result<T, Problem> {
+    text.parse().map_err(|_| {
+        let text: String = text.chars().take(64).collect();
+        let message = match noun {
+            // The specification's own sentence.
+            "cloud" => "the specified cloud does not exist".to_owned(),
+            noun => format!("the {noun} {text} does not exist"),
+        };
+        let code = format!("{}_NOT_FOUND", noun.to_uppercase());
+        let field = format!("{noun}_id");
+        Problem::new(StatusCode::NOT_FOUND, &code, message).with(json!({ field: text }))
+    })
 }
 
 /// Every error that an operation may answer with.

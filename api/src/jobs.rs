@@ -22,7 +22,7 @@ use crate::{
     check::MaybeChecked,
     cursor::{self, Cursor},
     envelope::{Current, Deleted, Page, Success},
-    error::{ApiError, Problem},
+    error::{ApiError, Problem, path_id},
     query,
     repeat::{self, keyed, replayed},
 };
@@ -44,12 +44,7 @@ pub(crate) enum JobAnswer {
 type Result<T> = std::result::Result<T, ApiError>;
 
 fn job_id(text: &str) -> std::result::Result<JobId, Problem> {
-    text.parse().map_err(|_| {
-        let text: String = text.chars().take(64).collect();
-        let message = format!("the job {text} does not exist");
-        Problem::new(http::StatusCode::NOT_FOUND, "JOB_NOT_FOUND", message)
-            .with(serde_json::json!({ "job_id": text }))
-    })
+    path_id("job", text)
 }
 
 const READ: [Scope; 2] = [Scope::AgentsInvoke, Scope::AgentsRead];

@@ -22,7 +22,7 @@ use crate::{
     caller::{Caller, Scope},
     check::Checked,
     envelope::{Deleted, Success},
-    error::{ApiError, Problem},
+    error::{ApiError, Problem, path_id},
     repeat::{self, keyed, replayed},
 };
 
@@ -58,12 +58,7 @@ impl UploadLinks {
 }
 
 fn upload_id(text: &str) -> std::result::Result<UploadId, Problem> {
-    text.parse().map_err(|_| {
-        let text: String = text.chars().take(64).collect();
-        let message = format!("the upload {text} does not exist");
-        Problem::new(StatusCode::NOT_FOUND, "UPLOAD_NOT_FOUND", message)
-            .with(serde_json::json!({ "upload_id": text }))
-    })
+    path_id("upload", text)
 }
 
 /// An address that is no upload's of ours.

@@ -226,6 +226,11 @@ impl Directory {
         self.deployments.get(&(agent.0, id))
     }
 
+    /// Whether the agent's newest deployment is still on its way.
+    pub fn is_deploying(&self, agent: &Agent) -> bool {
+        self.deployment(agent.id, agent.deployment).is_some_and(|row| row.status.is_active())
+    }
+
     /// An agent's deployments, oldest first.
     pub fn deployments_of(&self, agent: AgentId) -> impl Iterator<Item = &Arc<Deployment>> {
         self.deployments

@@ -4,14 +4,11 @@
 //! creates the object, so two nodes cannot mint one key twice. It keeps the answer for
 //! [`KEPT_FOR`] after it was given. Rows carry their expiry in a second table, walked by sweeps.
 
-use std::{collections::BTreeSet, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{
-    Rejection, Timestamp, codec,
-    table::{Order, Table},
-};
+use crate::{Rejection, Timestamp, codec, table::Table};
 
 /// How long an answer is kept after it was given.
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -128,15 +125,7 @@ impl Keys {
 
     /// The keys due for removal at `at`, oldest first, at most [`SWEPT_AT_ONCE`].
     pub fn expired(&self, at: Timestamp) -> BTreeSet<(u128, KeyHash)> {
-        let mut due = BTreeSet::new();
-        self.expiry.walk(None, Order::Ascending, |key, _| {
-            if key.0 > u128::from(at.millis()) || due.len() >= SWEPT_AT_ONCE {
-                return ControlFlow::Break(());
-            }
-            due.insert(*key);
-            ControlFlow::Continue(())
-        });
-        due
+        self.expiry.due(at, SWEPT_AT_ONCE)
     }
 
     /// Forgets what [`Keys::expired`] named. A key used again since then has a later expiry: it stays.

@@ -1,7 +1,7 @@
 //! A shard: large and written often. Jobs and the keys of keyed calls now; executions, deliveries
 //! and usage have their place here. One line per command; bodies live with the noun.
 
-use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::{
     idempotency::{Keyed, Keys, SWEPT_AT_ONCE, Seen},
     job::{self, Attempt, Job, JobError, Outcome, Usage},
     machine::{Entry, Machine},
-    table::{AnyTable, Order, Table},
+    table::{AnyTable, Table},
 };
 
 /// What may be asked of a shard.
@@ -133,15 +133,7 @@ impl Shard {
     }
 
     fn jobs_due(&self, at: Timestamp) -> BTreeSet<(u128, JobId)> {
-        let mut due = BTreeSet::new();
-        self.expiry.walk(None, Order::Ascending, |key, _| {
-            if key.0 > u128::from(at.millis()) || due.len() >= SWEPT_AT_ONCE {
-                return ControlFlow::Break(());
-            }
-            due.insert(*key);
-            ControlFlow::Continue(())
-        });
-        due
+        self.expiry.due(at, SWEPT_AT_ONCE)
     }
 
     fn sweep(&mut self, at: Timestamp) {

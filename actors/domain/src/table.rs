@@ -14,7 +14,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::codec::{self, DecodeError};
+use crate::{
+    Timestamp,
+    codec::{self, DecodeError},
+};
 
 /// A key whose bytes sort as the key does.
 pub trait Key: Ord + Clone + fmt::Debug + Send + Sync + 'static {
@@ -271,6 +274,21 @@ impl<K: Key, V: Row> Table<K, V> {
         let bounds = (bounds.0.cloned(), bounds.1.cloned());
         rows.extend(self.rows.range(bounds).map(|(key, row)| (key.clone(), row.clone())));
         (Page { rows, order }, complete)
+    }
+}
+
+impl<K: Key> Table<(u128, K), ()> {
+    /// The rows of an expiry table that are due at `at`, oldest first, at most `most`.
+    pub fn due(&self, at: Timestamp, most: usize) -> BTreeSet<(u128, K)> {
+        let mut due = BTreeSet::new();
+        self.walk(None, Order::Ascending, |key, _| {
+            if key.0 > u128::from(at.millis()) || due.len() >= most {
+                return ControlFlow::Break(());
+            }
+            due.insert(key.clone());
+            ControlFlow::Continue(())
+        });
+        due
     }
 }
 

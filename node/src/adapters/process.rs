@@ -327,7 +327,7 @@ fn listening_inodes(port: u16) -> Vec<u64> {
     tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(of_line).collect()
 }
 
-/// Sockets that processes of this session hold open, by inode.
+/// Sockets that the processes of a session hold open, by inode.
 fn sockets_of_session(session: i32) -> Vec<u64> {
     let mut found = vec![];
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use domain::{
     AgentId, DeploymentId, InstanceId, Timestamp,
     agent::{
-        Agent, Desired, Status, Variable,
+        Agent, Desired, Source, Status, Variable,
         plan::{self, Crashes, Plan, Seen, Step, View},
     },
     cloud::Provider,
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::{
     instance::{self, InstanceMessage},
     log_line,
-    ports::{BuildRequest, Channel, StartRequest},
+    ports::{BuildRequest, Channel, Opened, StartRequest},
     root::{Told, detach},
     world::World,
 };
@@ -63,6 +63,7 @@ pub struct Owner {
     lost_since: Option<Timestamp>,
     build: Option<(DeploymentId, AbortHandle)>,
     alarm: Option<AbortHandle>,
+    has_adopted: bool,
 }
 
 impl Drop for Owner {
@@ -94,6 +95,7 @@ impl Actor for AgentActor {
             lost_since: None,
             build: None,
             alarm: None,
+            has_adopted: false,
         })
     }
 
@@ -135,6 +137,7 @@ impl Owner {
                 return Ok(());
             };
             self.stop_stale_build(&sight);
+            self.adopt(&sight).await?;
             let Plan { steps, look_again } = self.plan(&sight);
             let waits = steps.iter().all(|step| self.is_under_way(step));
             if waits {
@@ -147,6 +150,29 @@ impl Owner {
                 self.take(step, &sight, myself).await?;
             }
         }
+    }
+
+    /// Takes up, at the first look, the instances that an earlier life of this node had started and
+    /// whose runtime kept them.
+    async fn adopt(&mut self, sight: &Sight) -> Result<(), ActorProcessingErr> {
+        let provider = self.provider(&sight.agent);
+        let adopts = provider.is_some_and(|provider| self.world.ports.runtime.adopts(provider));
+        if std::mem::replace(&mut self.has_adopted, true) || !adopts {
+            return Ok(());
+        }
+        for row in sight.rows.iter().filter(|row| self.seen(row.id).is_none()) {
+            let request = self.start_request(row.id, row.version, row.deployment_id, &sight.agent);
+            let Ok(request) = request else { continue };
+            let request = StartRequest { adopt: true, ..request };
+            instance::start(&self.world, request, self.root.clone()).await?;
+            if let Some(handle) = self.world.watch.instances.get(row.id)
+                && row.status == InstanceStatus::Draining
+            {
+                // Its calls ended with that life.
+                let _ = handle.actor.cast(InstanceMessage::Drain(Duration::ZERO));
+            }
+        }
+        Ok(())
     }
 
     fn sight(&self) -> Option<Sight> {
@@ -239,10 +265,7 @@ impl Owner {
     ) -> Result<(), ActorProcessingErr> {
         let agent = self.id;
         match step {
-            Step::Build(id) | Step::BeginRollout(id) if self.lacks_gpu(sight) => {
-                let message =
-                    "no node of this cloud has the GPU that resources.gpu asks for; leave it out";
-                let failure = Failure::new("NO_CAPACITY", message);
+            Step::Build(id) | Step::BeginRollout(id) if let Some(failure) = self.lack(sight) => {
                 self.report(Command::FailDeployment { agent, id, failure }).await
             }
             Step::Build(id) => self.build(id, sight, myself),
@@ -252,7 +275,7 @@ impl Owner {
             Step::Verify(id) => self.report(Command::Verify { agent, id }).await,
             Step::Promote(id) => {
                 self.report(Command::Promote { agent, id }).await?;
-                self.prune_images().await;
+                self.prune_images();
                 Ok(())
             }
             Step::FailDeployment(id, failure) => {
@@ -276,10 +299,11 @@ impl Owner {
         }
     }
 
-    /// Processes are given no graphics processors.
-    fn lacks_gpu(&self, sight: &Sight) -> bool {
-        let wanted = sight.deployment.as_ref().is_some_and(|d| d.spec.resources.gpu.is_some());
-        wanted && self.provider(&sight.agent) != Some(Provider::Docker)
+    /// Why nothing here could run the newest deployment.
+    fn lack(&self, sight: &Sight) -> Option<Failure> {
+        let gpu = sight.deployment.as_ref().is_some_and(|d| d.spec.resources.gpu.is_some());
+        let provider = self.provider(&sight.agent)?;
+        self.world.ports.runtime.lack(provider, gpu)
     }
 
     async fn report(&self, command: Command) -> Result<(), ActorProcessingErr> {
@@ -303,6 +327,7 @@ impl Owner {
             deployment_id: id,
             provider,
             spec: deployment.spec.clone(),
+            registry_password: self.registry_password(&deployment.spec.source),
             no_cache: deployment.no_cache,
         };
         let (world, claim) = (Arc::clone(&self.world), self.claim);
@@ -380,7 +405,7 @@ impl Owner {
         match self.start_request(id, version, deployment_id, &sight.agent) {
             Ok(request) => instance::start(&self.world, request, self.root.clone()).await,
             Err(failure) => {
-                self.crashes.exited(version, false, self.world.now(), failure.message);
+                self.crashes.exited(version, false, self.world.now(), failure);
                 Ok(())
             }
         }
@@ -416,7 +441,20 @@ impl Owner {
             image,
             resources: spec.resources,
             environment,
+            adopt: false,
         })
+    }
+
+    fn registry_password(&self, source: &Source) -> Option<Opened> {
+        let Source::Docker { credentials: Some(credentials), .. } = source else { return None };
+        let place = sealed_place(self.id, "source.credentials.password");
+        match self.world.sealer.open(&credentials.password, &place) {
+            Ok(plain) => Some(Opened(plain)),
+            Err(error) => {
+                warn!(agent_id = %self.id, %error, "the registry's password can't be opened");
+                None
+            }
+        }
     }
 
     fn opened(
@@ -452,14 +490,14 @@ impl Owner {
             let ended = handle.ended();
             if !ended.asked {
                 let now = self.world.now();
-                self.crashes.exited(row.version, ended.stayed_up, now, ended.words);
+                self.crashes.exited(row.version, ended.stayed_up, now, ended.cause);
             }
         }
         self.report(Command::RemoveInstance { agent: self.id, id }).await
     }
 
     /// Images that no kept version, no deployment on its way and no instance needs any more go.
-    async fn prune_images(&self) {
+    fn prune_images(&self) {
         let kept: Vec<String> = {
             let directory = self.world.directory().read();
             let versions = directory.versions_of(self.id).map(|row| row.image.reference.clone());
@@ -474,7 +512,9 @@ impl Owner {
             });
             versions.chain(needed.flatten()).collect()
         };
-        self.world.ports.runtime.forget_images(self.id, kept).await;
+        let (world, id) = (Arc::clone(&self.world), self.id);
+        // The old instances are not to wait for it.
+        detach(async move { world.ports.runtime.forget_images(id, kept).await });
     }
 
     /// The row is gone: so goes what belonged to it.

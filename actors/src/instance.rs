@@ -11,7 +11,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{AgentId, InstanceId, Timestamp, agent::plan::Seen, deployment::Failure};
+use domain::{
+    AgentId, InstanceId, Timestamp,
+    agent::plan::{CRASH_LOOP, OUT_OF_MEMORY, Seen},
+    deployment::Failure,
+};
 use http::{Method, Request};
 use http_body_util::Full;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
@@ -55,14 +59,20 @@ pub enum InstanceMessage {
 }
 
 /// How an instance ended.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Ended {
     /// Whether it had been ready long enough not to count as a crash.
     pub stayed_up: bool,
     /// Whether somebody asked for it.
     pub asked: bool,
-    /// The last lines it wrote, or why it did not start.
-    pub words: String,
+    /// Why: how it exited and the last lines it wrote, or why it did not start.
+    pub cause: Failure,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self { stayed_up: false, asked: false, cause: Failure::new(CRASH_LOOP, "") }
+    }
 }
 
 /// What the rest of the node knows of an instance.
@@ -207,8 +217,11 @@ impl Actor for InstanceActor {
         match message {
             InstanceMessage::Started(Ok(started)) => running.started(&myself, started),
             InstanceMessage::Started(Err(failure)) => {
-                running.log("error", format!("{}: {}", failure.code, failure.message));
-                running.ended(failure.message);
+                // One that is no longer there to be found again is nobody's crash.
+                running.asked |= running.request.adopt;
+                let level = if running.asked { "info" } else { "error" };
+                running.log(level, format!("{}: {}", failure.code, failure.message));
+                running.ended(failure);
                 myself.stop(None);
             }
             InstanceMessage::Ready => running.ready(&myself),
@@ -405,10 +418,12 @@ impl Running {
         let level = if self.asked { "info" } else { "error" };
         self.log(level, format!("the instance ended: {how}"));
         self.process = None;
-        self.ended(if words.is_empty() { how } else { format!("{how}\n{words}") });
+        let code = if exit.out_of_memory { OUT_OF_MEMORY } else { CRASH_LOOP };
+        let details = if words.is_empty() { how.clone() } else { format!("{how}\n{words}") };
+        self.ended(Failure { details, ..Failure::new(code, how) });
     }
 
-    fn ended(&mut self, words: String) {
+    fn ended(&mut self, cause: Failure) {
         self.world.routes.remove(self.request.agent_id, self.request.instance_id);
         let enough = self.world.settings.timing.min_healthy;
         let now = self.world.now();
@@ -416,7 +431,7 @@ impl Running {
         let asked = self.asked;
         self.tell(|known| {
             known.seen = Seen::Exited;
-            known.ended = Ended { stayed_up, asked, words };
+            known.ended = Ended { stayed_up, asked, cause };
         });
     }
 }

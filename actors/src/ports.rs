@@ -138,6 +138,16 @@ pub trait Blobs: Send + Sync + 'static {
     fn read(&self, sha256: &str) -> BoxFuture<'_, std::io::Result<Option<bytes::Bytes>>>;
 }
 
+/// A secret in plain, for the one who needs it. It shows itself to nobody.
+#[derive(Clone, Default)]
+pub struct Opened(pub zeroize::Zeroizing<String>);
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("********")
+    }
+}
+
 /// What a build is made from.
 #[derive(Clone, Debug)]
 pub struct BuildRequest {
@@ -149,6 +159,8 @@ pub struct BuildRequest {
     pub provider: domain::cloud::Provider,
     /// What to build.
     pub spec: domain::deployment::Spec,
+    /// The password of the source's registry, if it has one.
+    pub registry_password: Option<Opened>,
     /// Whether caches are left aside.
     pub no_cache: bool,
 }
@@ -170,6 +182,8 @@ pub struct StartRequest {
     pub resources: domain::agent::Resources,
     /// Its variables, opened.
     pub environment: BTreeMap<String, String>,
+    /// Whether it was started by an earlier life of this node and is only to be found again.
+    pub adopt: bool,
 }
 
 /// Where a line of output comes from.
@@ -230,6 +244,14 @@ pub type LineSink = Arc<dyn Fn(Channel, String) + Send + Sync>;
 
 /// Builds and runs agents on this node.
 pub trait Runtime: Send + Sync + 'static {
+    /// Why agents of this provider can't run here now, with or without graphics processors.
+    fn lack(
+        &self,
+        provider: domain::cloud::Provider,
+        gpu: bool,
+    ) -> Option<domain::deployment::Failure>;
+    /// Whether its instances outlive a crash of the node.
+    fn adopts(&self, provider: domain::cloud::Provider) -> bool;
     /// Makes an image. Dropping the future calls the build off.
     fn build(
         &self,

@@ -792,6 +792,10 @@ fn check_source(source: &SourceRequest, wrong: &mut Wrong) {
             _ => {}
         }
     }
+    if image.as_deref().is_some_and(|image| !is_reference(image)) {
+        let told = "must be an image reference with tag, such as ghcr.io/owner/name:tag";
+        wrong.push(("source.image".to_owned(), told.to_owned()));
+    }
     let odd = |text: &str| text.split('/').any(|part| part == "..") || text.contains(['\\', '\0']);
     if path.as_deref().is_some_and(|path| odd(path) || path.starts_with('/')) {
         wrong.push(("source.path".to_owned(), "must be a folder inside the repository".to_owned()));
@@ -801,4 +805,17 @@ fn check_source(source: &SourceRequest, wrong: &mut Wrong) {
     }) {
         wrong.push(("source.branch".to_owned(), "must be the name of a branch".to_owned()));
     }
+}
+
+/// Whether a text can be an image reference: `[registry/]repository[:tag][@digest]`.
+fn is_reference(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
+    let repository = text.split('@').next().unwrap_or_default();
+    let last = repository.rsplit('/').next().unwrap_or_default();
+    let name = last.split(':').next().unwrap_or_default();
+    text.bytes().all(allowed)
+        && repository.split('/').all(|part| part.starts_with(|c: char| c.is_ascii_alphanumeric()))
+        && !name.is_empty()
+        && !name.bytes().any(|byte| byte.is_ascii_uppercase())
+        && !text.ends_with([':', '@', '/'])
 }

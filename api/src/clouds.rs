@@ -1,5 +1,6 @@
 //! `/v1/clouds`: the deployment targets of agents.
 
+use actors::world::World;
 use domain::{
     CloudId,
     account::{Mode, Tenant},
@@ -102,7 +103,8 @@ impl CloudsApi {
         let last = rows.last().filter(|_| has_more).map(|cloud| cloud.id.to_string());
         let next_cursor =
             last.map(|id| cursor::write(key, Cursor { key: String::new(), id }, &filter));
-        let items = rows.iter().map(|cloud| body(cloud, &directory)).collect();
+        let items =
+            rows.iter().map(|cloud| body(cloud, &directory, &self.0.service.world)).collect();
         Ok(Json(Success::of(Page { items, has_more, next_cursor })))
     }
 
@@ -141,7 +143,7 @@ impl CloudsApi {
         let id = cloud_id(&id)?;
         let directory = self.0.service.directory().await?.read();
         let cloud = directory.cloud(caller.tenant(), id)?;
-        let body = body(&cloud, &directory);
+        let body = body(&cloud, &directory, &self.0.service.world);
         let etag = body.etag.clone();
         Ok(CloudAnswer::Ok(Json(Success::of(body)), etag, None))
     }
@@ -239,7 +241,7 @@ impl CloudsApi {
                     Problem::field("provider", "a test key may make only sandbox clouds").into()
                 );
             }
-            (None | Some(ProviderBody::Process), Mode::Live) => Provider::Process,
+            (Some(ProviderBody::Process), Mode::Live) => Provider::Process,
             (Some(ProviderBody::Sandbox), Mode::Live) => {
                 return Err(Problem::field(
                     "provider",
@@ -247,13 +249,8 @@ impl CloudsApi {
                 )
                 .into());
             }
-            (Some(ProviderBody::Docker), Mode::Live) => {
-                return Err(Problem::field(
-                    "provider",
-                    "this release runs no docker clouds; use process",
-                )
-                .into());
-            }
+            (Some(ProviderBody::Docker), Mode::Live) => Provider::Docker,
+            (None, Mode::Live) => self.default_provider(tenant),
         };
         let world = &self.0.service.world;
         let now = world.now();
@@ -274,9 +271,18 @@ impl CloudsApi {
         })
     }
 
+    /// That of the default cloud.
+    fn default_provider(&self, tenant: Tenant) -> Provider {
+        let directory = self.0.service.world.directory().read();
+        let mut clouds = directory.clouds.rows().map(|(_, cloud)| cloud);
+        let default = clouds.find(|cloud| cloud.tenant == tenant && cloud.is_default);
+        default.map_or(Provider::Process, |cloud| cloud.provider)
+    }
+
     fn expect(&self, reply: Reply) -> Result<CloudBody> {
+        let world = &self.0.service.world;
         match reply {
-            Reply::Cloud(cloud) => Ok(body(&cloud, &self.0.service.world.directory().read())),
+            Reply::Cloud(cloud) => Ok(body(&cloud, &world.directory().read(), world)),
             Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Upload(_) => {
                 Err(Problem::internal().into())
             }
@@ -284,7 +290,7 @@ impl CloudsApi {
     }
 }
 
-fn body(cloud: &Cloud, directory: &Directory) -> CloudBody {
+fn body(cloud: &Cloud, directory: &Directory, world: &World) -> CloudBody {
     let mut counted = Counted::default();
     for agent in directory.agents_of(cloud.tenant).filter(|agent| agent.cloud_id == cloud.id) {
         let instances = directory.instances_of(agent.id).count() as u64;
@@ -292,7 +298,7 @@ fn body(cloud: &Cloud, directory: &Directory) -> CloudBody {
         counted.cpu += instances * u64::from(agent.spec.resources.cpu);
         counted.memory_mb += instances * u64::from(agent.spec.resources.memory_mb);
     }
-    CloudBody::of(cloud, counted, machine())
+    CloudBody::of(cloud, counted, machine(), world.ports.runtime.lack(cloud.provider, false))
 }
 
 /// What this machine has; asked once.

@@ -1,6 +1,7 @@
 //! The only file that knows every part: adapters meet ports here.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
@@ -17,7 +18,7 @@ use actors::{
     instance::InstanceMessage,
     invocation::AgentClient,
     meter::Meter,
-    ports::{BuildRequest, Clock as _, Ledger as _, LineSink, Runtime, StartRequest, Started},
+    ports::{Clock as _, Ledger as _, Runtime as _},
     root::{self, RootMessage, Watch},
     route::Routes,
     seal::Sealer,
@@ -25,12 +26,7 @@ use actors::{
 };
 use anyhow::{Context as _, ensure};
 use cluster::{RaftLedger, Settings as LedgerSettings};
-use domain::{
-    AgentId, NodeId, OrgId,
-    deployment::{Failure, Image},
-    directory::Command,
-};
-use futures::{FutureExt as _, future::BoxFuture};
+use domain::{NodeId, OrgId, cloud::Provider, directory::Command};
 use poem::Server;
 use ractor::ActorRef;
 use rustls::ServerConfig;
@@ -44,21 +40,26 @@ use crate::{
     adapters::{
         blobs::FolderBlobs,
         builder::Builder,
+        docker::DockerRuntime,
         door::Door,
         git::GitHost,
         isolation::Isolation,
+        local::LocalRuntime,
         logs::{Retention, SegmentLogs},
         process::ProcessRuntime,
         series::SledSeries,
+        source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
         tls::{Certificates, local_names},
     },
-    bootstrap::{self, FirstSecrets, NodeIdentity},
+    bootstrap::{self, DefaultClouds, FirstSecrets, NodeIdentity},
     config::Config,
     hex,
     keys::Keys,
 };
 
+/// Between looks at what this machine runs.
+const TEND_EVERY: Duration = Duration::from_secs(5);
 /// Between prunings of logs and metrics.
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long open requests may go on when the node stops.
@@ -89,6 +90,7 @@ pub struct Node {
     /// The layers of isolation of this machine.
     pub isolation: Vec<String>,
     world: Arc<World>,
+    runtime: Arc<LocalRuntime>,
     ledger: Arc<RaftLedger>,
     root: ActorRef<RootMessage>,
     stop: watch::Sender<bool>,
@@ -96,28 +98,6 @@ pub struct Node {
     requests: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
     _lock: fs::File,
-}
-
-/// The process runtime behind the port.
-struct LocalRuntime {
-    process: Arc<ProcessRuntime>,
-    builder: Arc<Builder>,
-}
-
-impl Runtime for LocalRuntime {
-    fn build(&self, request: BuildRequest, log: LineSink) -> BoxFuture<'_, Result<Image, Failure>> {
-        self.builder.build(request, log).boxed()
-    }
-
-    fn start(&self, request: StartRequest) -> BoxFuture<'_, Result<Started, Failure>> {
-        self.process.start(request).boxed()
-    }
-
-    fn forget_images(&self, agent: AgentId, kept: Vec<String>) -> BoxFuture<'_, ()> {
-        let builder = Arc::clone(&self.builder);
-        let forget = tokio::task::spawn_blocking(move || builder.forget(agent, &kept));
-        async move { forget.await.unwrap_or_default() }.boxed()
-    }
 }
 
 /// The adapters that are not behind the ledger.
@@ -129,7 +109,12 @@ struct Adapters {
 }
 
 impl Adapters {
-    fn open(data: &Path, config: &Config, program: &Path) -> anyhow::Result<Self> {
+    async fn open(
+        data: &Path,
+        node: NodeId,
+        config: &Config,
+        program: &Path,
+    ) -> anyhow::Result<Self> {
         let isolation = Isolation::probe(program, data);
         let missing: Vec<_> =
             config.runtime.minimum_isolation.iter().filter(|layer| !isolation.has(layer)).collect();
@@ -141,11 +126,18 @@ impl Adapters {
         let process = Arc::new(ProcessRuntime::open(data, isolation, ports)?);
         let blobs = Arc::new(FolderBlobs::open(&data.join("blobs"))?);
         let git = GitHost { base_url: config.github.base_url.clone() };
-        let builder = Arc::new(Builder::new(data, Arc::clone(&blobs), git, Arc::clone(&process)));
+        let fetcher = Arc::new(Fetcher { blobs: Arc::clone(&blobs), git });
+        let builder =
+            Builder::new(data, Arc::clone(&fetcher), Arc::clone(&process), config.ca_bundle());
+        let docker = DockerRuntime::open(data, node, config.docker(), fetcher).await?;
         let retention =
             Retention { bytes: config.logs.megabytes * 1024 * 1024, age: config.logs.keep.0 };
         Ok(Self {
-            runtime: Arc::new(LocalRuntime { process, builder }),
+            runtime: Arc::new(LocalRuntime {
+                process,
+                builder: Arc::new(builder),
+                docker: Arc::new(docker),
+            }),
             blobs,
             logs: Arc::new(SegmentLogs::open(&data.join("logs"), retention)?),
             series: Arc::new(SledSeries::open(&data.join("series"))?),
@@ -172,13 +164,15 @@ pub async fn start_with(
     let (identity, _) = NodeIdentity::open(&data, config.cluster.shards)?;
     let keys = Keys::open(&data.join("keys"))?;
     let certificates = Certificates::open(&data.join("tls"), &local_names())?;
-    let adapters = Adapters::open(&data, config, program)?;
+    let adapters = Adapters::open(&data, identity.node_id, config, program).await?;
     let watch = Watch::new(config.actors().builds);
     let ledger = open_ledger(&data, identity, config, &watch).await?;
-    let secrets = bootstrap(&ledger, &keys).await?;
+    let runtime = Arc::clone(&adapters.runtime);
+    let secrets = bootstrap(&ledger, &keys, config, &runtime).await?;
     let isolation = adapters.runtime.process.isolation().layers.clone();
     let mut tasks = JoinSet::new();
     tasks.spawn(Arc::clone(&ledger).tend());
+    tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
     let world = world(adapters, Arc::clone(&ledger), watch, identity, &keys, config);
     let root = root::start(Arc::clone(&world)).await?;
@@ -192,6 +186,7 @@ pub async fn start_with(
         secrets,
         isolation,
         world,
+        runtime,
         ledger,
         root,
         stop: open.stop,
@@ -307,15 +302,29 @@ async fn open_ledger(
     Ok(ledger)
 }
 
-async fn bootstrap(ledger: &Arc<RaftLedger>, keys: &Keys) -> anyhow::Result<Option<FirstSecrets>> {
+async fn bootstrap(
+    ledger: &Arc<RaftLedger>,
+    keys: &Keys,
+    config: &Config,
+    runtime: &LocalRuntime,
+) -> anyhow::Result<Option<FirstSecrets>> {
     if !ledger.directory().read().organizations.is_empty() {
         return Ok(None);
     }
-    let (first, secrets) = bootstrap::first(&keys.pepper)?;
+    let (first, secrets) = bootstrap::first(&keys.pepper, default_clouds(config, runtime))?;
     let command = Command::Bootstrap(Box::new(first));
     let entry = domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
     ledger.change_directory(entry).await?.result?;
     Ok(Some(secrets))
+}
+
+/// The default cloud, and one for containers where an engine answers.
+fn default_clouds(config: &Config, runtime: &LocalRuntime) -> DefaultClouds {
+    let default = match config.runtime.default_provider.as_str() {
+        "docker" => Provider::Docker,
+        _ => Provider::Process,
+    };
+    DefaultClouds { default, has_engine: runtime.lack(Provider::Docker, false).is_none() }
 }
 
 fn first_organization(world: &World) -> anyhow::Result<OrgId> {
@@ -371,6 +380,18 @@ fn serve(
     }
 }
 
+/// Keeps an eye on the engine and removes containers that nobody wants.
+async fn tend(runtime: Arc<LocalRuntime>, ledger: Arc<RaftLedger>) {
+    loop {
+        let known: BTreeSet<String> = {
+            let directory = ledger.directory().read();
+            directory.instances.rows().map(|(_, row)| row.id.to_string()).collect()
+        };
+        runtime.tend(&known).await;
+        tokio::time::sleep(TEND_EVERY).await;
+    }
+}
+
 async fn prune(series: Arc<SledSeries>, logs: Arc<SegmentLogs>) {
     loop {
         tokio::time::sleep(PRUNE_EVERY).await;
@@ -405,6 +426,7 @@ impl Node {
         if tokio::time::timeout(INSTANCES_END_WITHIN, gone).await.is_err() {
             tracing::warn!("some instances did not end in time");
         }
+        self.runtime.docker.close().await;
         self.ledger.close().await;
     }
 
@@ -417,9 +439,10 @@ impl Node {
 
     /// Waits until no process of an instance is recorded any more.
     async fn adapters_are_quiet(&self) {
-        let run = self.data.join("run");
-        while fs::read_dir(&run).is_ok_and(|mut entries| entries.next().is_some()) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        for folder in ["run", "docker"].map(|name| self.data.join(name)) {
+            while fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_some()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         }
     }
 }

@@ -66,8 +66,20 @@ pub struct FirstSecrets {
     pub test_key: String,
 }
 
+/// What the first clouds run agents with.
+#[derive(Clone, Copy, Debug)]
+pub struct DefaultClouds {
+    /// The default cloud's.
+    pub default: Provider,
+    /// Whether a Docker engine answers.
+    pub has_engine: bool,
+}
+
 /// The first records and the secrets that belong to them.
-pub fn first(pepper: &[u8; 32]) -> anyhow::Result<(Bootstrap, FirstSecrets)> {
+pub fn first(
+    pepper: &[u8; 32],
+    wanted: DefaultClouds,
+) -> anyhow::Result<(Bootstrap, FirstSecrets)> {
     let now = SystemClock.now();
     let mut dice = || SystemDice.dice();
     let password =
@@ -102,10 +114,21 @@ pub fn first(pepper: &[u8; 32]) -> anyhow::Result<(Bootstrap, FirstSecrets)> {
         key(Mode::Live, "first live key", &secrets.live_key),
         key(Mode::Test, "first test key", &secrets.test_key),
     ];
-    let clouds = vec![
-        default_cloud(Tenant { org, mode: Mode::Live }, Provider::Process, now),
+    let live = Tenant { org, mode: Mode::Live };
+    let mut clouds = vec![
+        default_cloud(live, wanted.default, now),
         default_cloud(Tenant { org, mode: Mode::Test }, Provider::Sandbox, now),
     ];
+    if wanted.has_engine && wanted.default != Provider::Docker {
+        // A little older, so that lists show the default cloud first.
+        let before = Timestamp::from_millis(now.millis().saturating_sub(1));
+        clouds.push(Cloud {
+            name: "docker".to_owned(),
+            display_name: "Docker".to_owned(),
+            is_default: false,
+            ..default_cloud(live, Provider::Docker, before)
+        });
+    }
     let organization = Organization { id: org, name: "default".to_owned(), created_at: now };
     Ok((Bootstrap { organization, owner, keys, clouds }, secrets))
 }

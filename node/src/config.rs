@@ -99,6 +99,17 @@ sections! {
         minimum_isolation: Vec<String> = vec![],
         /// Between SIGTERM and SIGKILL.
         kill_after: Span = secs(5),
+        /// What the default cloud runs agents with, `process` or `docker`; settled at the first start.
+        default_provider: String = "process".to_owned(),
+    }
+    /// The Docker engine of this machine.
+    Docker {
+        /// Where it listens.
+        socket: String = "/var/run/docker.sock".to_owned(),
+        /// Mirrors, as `docker.io=mirror.internal:5000`: asked before the registry itself.
+        registries: Vec<String> = vec![],
+        /// Whether images that only this machine's engine has may be deployed.
+        local_images: bool = false,
     }
     /// Rollouts.
     Deploy {
@@ -126,6 +137,19 @@ sections! {
         timeout: Span = secs(1800),
         /// Builds at once; 0 is the node's cores, at most 4.
         concurrent: usize = 0,
+        /// A file of certificate authorities that installers trust; none if empty.
+        ca_bundle: String = String::new(),
+        /// What containers of sources without a Dockerfile are built on.
+        base_images: BaseImages = BaseImages::default(),
+    }
+    /// Base images by language; `{version}` stands for the version that the agent asks for.
+    BaseImages {
+        /// Needs python3 and pip.
+        python: String = "python:{version}-slim".to_owned(),
+        /// Needs node and npm.
+        node: String = "node:{version}-slim".to_owned(),
+        /// For programs that the source brings.
+        binary: String = "debian:stable-slim".to_owned(),
     }
     /// Invocations.
     Invoke {
@@ -168,6 +192,8 @@ sections! {
         cluster: Cluster = Cluster::default(),
         /// What runs agents.
         runtime: Runtime = Runtime::default(),
+        /// The Docker engine.
+        docker: Docker = Docker::default(),
         /// Rollouts.
         deploy: Deploy = Deploy::default(),
         /// Health checks.
@@ -230,8 +256,7 @@ impl Settings {
 /// `ROOST_DEPLOY__MIN_HEALTHY` → `deploy.min_healthy`.
 fn variable_key(name: &str) -> Option<String> {
     let rest = name.strip_prefix("ROOST_")?;
-    let (section, key) = rest.split_once("__")?;
-    Some(format!("{}.{}", section.to_ascii_lowercase(), key.to_ascii_lowercase()))
+    rest.contains("__").then(|| rest.replace("__", ".").to_ascii_lowercase())
 }
 
 /// A number, a truth, a list or else a text.
@@ -248,12 +273,13 @@ fn environment_value(text: &str) -> Value {
 
 fn leaves(table: &Table) -> Vec<(String, Value)> {
     let mut found = vec![];
-    for (section, value) in table {
+    for (name, value) in table {
         match value.as_table() {
             Some(inner) => {
-                found.extend(inner.iter().map(|(key, v)| (format!("{section}.{key}"), v.clone())));
+                let inner = leaves(inner).into_iter();
+                found.extend(inner.map(|(key, value)| (format!("{name}.{key}"), value)));
             }
-            None => found.push((section.clone(), value.clone())),
+            None => found.push((name.clone(), value.clone())),
         }
     }
     found
@@ -269,9 +295,11 @@ fn overlay(
         if !origins.contains_key(&key) {
             bail!("{origin}: there is no setting `{key}`; `roost config` lists all of them");
         }
-        let (section, name) = key.split_once('.').unwrap_or(("", &key));
-        if let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) {
-            section.insert(name.to_owned(), value);
+        let mut names = key.split('.');
+        let last = names.next_back().unwrap_or_default();
+        let inner = names.try_fold(&mut *table, |table, name| table.get_mut(name)?.as_table_mut());
+        if let Some(section) = inner {
+            section.insert(last.to_owned(), value);
         }
         origins.insert(key, origin.to_owned());
     }
@@ -288,6 +316,12 @@ fn check(config: &Config) -> anyhow::Result<()> {
     if config.deploy.drain_timeout.0 > Duration::from_secs(900) {
         bail!("deploy.drain_timeout must be at most 15m");
     }
+    if !["process", "docker"].contains(&config.runtime.default_provider.as_str()) {
+        bail!("runtime.default_provider must be process or docker");
+    }
+    if let Some(wrong) = config.docker.registries.iter().find(|one| !one.contains('=')) {
+        bail!("docker.registries: `{wrong}` is not like docker.io=mirror.internal:5000");
+    }
     if let Some(unknown) = config
         .runtime
         .minimum_isolation
@@ -300,6 +334,28 @@ fn check(config: &Config) -> anyhow::Result<()> {
 }
 
 impl Config {
+    /// What containers are made and run with.
+    pub fn docker(&self) -> crate::adapters::docker::Settings {
+        let pair = |text: &String| text.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned()));
+        let base = &self.build.base_images;
+        crate::adapters::docker::Settings {
+            socket: self.docker.socket.trim_start_matches("unix://").into(),
+            registries: self.docker.registries.iter().filter_map(pair).collect(),
+            local_images: self.docker.local_images,
+            base_images: vec![
+                ("python", base.python.clone()),
+                ("node", base.node.clone()),
+                ("binary", base.binary.clone()),
+            ],
+            ca_bundle: self.ca_bundle(),
+        }
+    }
+
+    /// Authorities that installers trust.
+    pub fn ca_bundle(&self) -> Option<std::path::PathBuf> {
+        Some(self.build.ca_bundle.as_str()).filter(|path| !path.is_empty()).map(Into::into)
+    }
+
     /// The times and limits that actors go by.
     pub fn actors(&self) -> actors::settings::Settings {
         let defaults = actors::settings::Settings::default();
@@ -347,11 +403,13 @@ mod tests {
         let settings = load(&[
             ("ROOST_DEPLOY__MIN_HEALTHY", "250ms"),
             ("ROOST_CLUSTER__SHARDS", "2"),
+            ("ROOST_BUILD__BASE_IMAGES__PYTHON", "py:1"),
             ("HOME", "/"),
         ]);
         let settings = settings.expect("loads");
         assert_eq!(settings.config.deploy.min_healthy.0, Duration::from_millis(250));
         assert_eq!(settings.config.cluster.shards, 2);
+        assert_eq!(settings.config.build.base_images.python, "py:1");
         assert_eq!(settings.origins["deploy.min_healthy"], "ROOST_DEPLOY__MIN_HEALTHY");
         assert!(settings.listing().contains("health.interval = \"10s\"  # default"));
     }
@@ -362,6 +420,9 @@ mod tests {
             ("ROOST_DEPLOY__MIN_HELTHY", "1s", "deploy.min_helthy"),
             ("ROOST_DEPLOY__MIN_HEALTHY", "soon", "soon"),
             ("ROOST_CLUSTER__SHARDS", "0", "cluster.shards"),
+            ("ROOST_BUILD__BASE_IMAGES__RUBY", "ruby", "build.base_images.ruby"),
+            ("ROOST_RUNTIME__DEFAULT_PROVIDER", "wasm", "runtime.default_provider"),
+            ("ROOST_DOCKER__REGISTRIES", "[\"docker.io\"]", "docker.registries"),
             ("ROOST_RUNTIME__MINIMUM_ISOLATION", "[\"moat\"]", "moat"),
         ] {
             let error = load(&[(name, value)]).err().map(|error| format!("{error:#}"));

@@ -9,7 +9,6 @@ use std::{
     fs,
     io::Write as _,
     os::unix::fs::FileExt as _,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -19,62 +18,7 @@ use std::{
 
 use reqwest::Client;
 use serde_json::{Value, json};
-use tests::{Customer, Node};
-
-/// Answers every request with its port; keeps connections open.
-const ECHO: &str = r#"
-use std::io::{BufRead, BufReader, Read, Write};
-fn main() {
-    let port = std::env::var("PORT").unwrap();
-    let listener = std::net::TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
-    for stream in listener.incoming() {
-        let port = port.clone();
-        std::thread::spawn(move || {
-            let mut stream = stream.unwrap();
-            stream.set_nodelay(true).unwrap();
-            let mut reader = BufReader::new(stream.try_clone().unwrap());
-            loop {
-                let mut length = 0;
-                let mut line = String::new();
-                loop {
-                    line.clear();
-                    if reader.read_line(&mut line).unwrap_or(0) == 0 { return; }
-                    if line == "\r\n" { break; }
-                    let lower = line.to_ascii_lowercase();
-                    if let Some(value) = lower.strip_prefix("content-length:") { length = value.trim().parse().unwrap(); }
-                }
-                let mut body = vec![0; length];
-                if reader.read_exact(&mut body).is_err() { return; }
-                let answer = format!("{{\"output\":{port}}}");
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", answer.len());
-                if stream.write_all((head + &answer).as_bytes()).is_err() { return; }
-            }
-        });
-    }
-}
-"#;
-
-fn packed_echo() -> Vec<u8> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (source, binary) = (folder.path().join("echo.rs"), folder.path().join("echo"));
-    fs::write(&source, ECHO).expect("written");
-    let built = Command::new("rustc")
-        .args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-o"])
-        .arg(&binary)
-        .arg(&source)
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "rustc builds the echo agent");
-    let gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
-    let mut archive = tar::Builder::new(gz);
-    archive.append_path_with_name(&binary, "echo").expect("packs");
-    let toml = "entry = [\"echo\"]\nlanguage = \"binary\"\n[scaling]\nconcurrency = 512\n";
-    let mut header = tar::Header::new_gnu();
-    header.set_size(toml.len() as u64);
-    header.set_mode(0o644);
-    header.set_cksum();
-    archive.append_data(&mut header, "agent.toml", toml.as_bytes()).expect("packs");
-    archive.into_inner().expect("packs").finish().expect("packs")
-}
+use tests::{Customer, Node, source};
 
 /// Calls a second and latencies in microseconds of `clients` who call for a while.
 async fn load<F: Future<Output = ()>>(clients: usize, call: impl Fn() -> F) -> (f64, Vec<u128>) {
@@ -197,7 +141,7 @@ async fn main() {
         resident_mib(node.pid())
     );
     let me = node.customer();
-    let archive_url = me.upload(packed_echo()).await;
+    let archive_url = me.upload(source::compiled_echo(512, &[])).await;
     let source = json!({ "type": "upload", "archive_url": archive_url });
     let wanted = json!({ "name": "echo", "cloud_id": me.cloud().await, "source": source });
     let began = Instant::now();

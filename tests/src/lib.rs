@@ -2,6 +2,7 @@
 //! of small agents.
 
 mod customer;
+pub mod engine;
 mod node;
 pub mod source;
 

@@ -147,6 +147,9 @@ pub struct Image {
     /// Isolation layers that must hold.
     #[serde(default)]
     pub isolation_minimum: Vec<String>,
+    /// Whether it runs without writing to any file but those of `/tmp`.
+    #[serde(default)]
+    pub read_only_root: bool,
     /// The git commit it was built from.
     #[serde(default)]
     pub commit: Option<String>,

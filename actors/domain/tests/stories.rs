@@ -90,6 +90,7 @@ fn image() -> Image {
         invoke_path: "/invoke".to_owned(),
         concurrency: 10,
         isolation_minimum: vec![],
+        read_only_root: false,
         commit: None,
         digest: None,
     }

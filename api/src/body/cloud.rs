@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use domain::cloud::{Cloud, CloudLimits};
+use domain::{
+    cloud::{Cloud, CloudLimits},
+    deployment::Failure,
+};
 use poem_openapi::{Enum, Object};
 
 /// What runs a cloud's agents.
@@ -151,15 +154,16 @@ pub struct Machine {
 }
 
 impl CloudBody {
-    /// A cloud with what is counted for it.
-    pub fn of(cloud: &Cloud, counted: Counted, machine: Machine) -> Self {
+    /// A cloud with what is counted for it, and what keeps it from running agents.
+    pub fn of(cloud: &Cloud, counted: Counted, machine: Machine, lack: Option<Failure>) -> Self {
         Self {
             id: cloud.id.to_string(),
             name: cloud.name.clone(),
             display_name: cloud.display_name.clone(),
             region: cloud.region.clone(),
-            status: "running".to_owned(),
-            status_reason: None,
+            status: if lack.is_some() { "provisioning" } else { "running" }.to_owned(),
+            status_reason: lack
+                .map(|Failure { code, message, .. }| CloudReasonBody { code, message }),
             provider: cloud.provider.as_str().to_owned(),
             is_default: cloud.is_default,
             capacity: CapacityBody { cpu: machine.cpu, memory_mb: machine.memory_mb, gpu: 0 },

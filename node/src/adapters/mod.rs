@@ -3,11 +3,16 @@
 pub mod archive;
 pub mod blobs;
 pub mod builder;
+pub mod docker;
 pub mod door;
 pub mod git;
+pub mod install;
 pub mod isolation;
+pub mod local;
 pub mod logs;
 pub mod process;
+pub mod recipe;
 pub mod series;
+pub mod source;
 pub mod system;
 pub mod tls;

@@ -234,7 +234,7 @@ async fn wrong_requests_are_refused_and_change_nothing() {
         ("/v1/clouds", json!({ "name": "a b" })),
         ("/v1/clouds", json!({ "name": "a", "provider": "moon" })),
         ("/v1/clouds", json!({ "name": "a", "provider": "sandbox" })),
-        ("/v1/clouds", json!({ "name": "a", "provider": "docker" })),
+        ("/v1/clouds", json!({ "name": "a", "provider": "podman" })),
         ("/v1/clouds", json!({ "name": "a", "limits": { "max_agents": -1 } })),
         ("/v1/clouds", json!({ "name": "a", "node_selector": { "zone": "a" } })),
         ("/v1/uploads", json!({})),

@@ -13,6 +13,11 @@ use crate::{
 /// Exits in a row, each before the instance had stayed up, that make a crash loop.
 pub const CRASHES_MAX: u32 = 3;
 
+/// The code of an agent whose process keeps ending.
+pub const CRASH_LOOP: &str = "CRASH_LOOP";
+/// The code of one that keeps being ended for its use of memory.
+pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
+
 /// Pauses before the next start after one, two, … exits in a row.
 const PAUSES: [Duration; 5] = [
     Duration::ZERO,
@@ -54,7 +59,7 @@ pub enum Seen {
 }
 
 /// How often instances of a version ended soon after their start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Crashes {
     /// The version counted.
     pub version: u64,
@@ -62,17 +67,28 @@ pub struct Crashes {
     pub count: u32,
     /// The last of them.
     pub last_at: Timestamp,
-    /// What the last one left: the end of its log.
-    pub last_words: String,
+    /// Why the last one ended.
+    pub last_cause: Failure,
+}
+
+impl Default for Crashes {
+    fn default() -> Self {
+        Self {
+            version: 0,
+            count: 0,
+            last_at: Timestamp::default(),
+            last_cause: Failure::new(CRASH_LOOP, ""),
+        }
+    }
 }
 
 impl Crashes {
     /// An instance ended; `stayed_up` says that it had been healthy long enough.
-    pub fn exited(&mut self, version: u64, stayed_up: bool, at: Timestamp, words: String) {
+    pub fn exited(&mut self, version: u64, stayed_up: bool, at: Timestamp, cause: Failure) {
         if stayed_up || version != self.version {
             self.count = 0;
         }
-        *self = Self { version, count: self.count + 1, last_at: at, last_words: words };
+        *self = Self { version, count: self.count + 1, last_at: at, last_cause: cause };
         if stayed_up {
             self.count = 1;
         }
@@ -92,11 +108,18 @@ impl Crashes {
     }
 
     fn failure(&self) -> Failure {
-        let message = format!(
-            "the agent's process ended {} times soon after its start; read its logs and redeploy",
-            self.count
-        );
-        Failure { details: self.last_words.clone(), ..Failure::new("CRASH_LOOP", message) }
+        let count = self.count;
+        let message = match self.last_cause.code.as_str() {
+            CRASH_LOOP => format!(
+                "the agent's process ended {count} times soon after its start; read its logs and redeploy"
+            ),
+            OUT_OF_MEMORY => format!(
+                "the agent was ended {count} times for its use of memory; raise resources.memory_mb"
+            ),
+            // It never ran: why it could not be started says more.
+            _ => self.last_cause.message.clone(),
+        };
+        Failure { message, ..self.last_cause.clone() }
     }
 }
 

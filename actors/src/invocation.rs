@@ -28,6 +28,8 @@ use crate::{
 
 /// Largest output of a synchronous call (`decisions` §6).
 pub const OUTPUT_BYTES_MAX: usize = 6 * 1024 * 1024;
+/// Largest output of a job.
+pub const JOB_OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How much of an agent's error body is shown.
 pub const ERROR_BODY_BYTES_MAX: usize = 4 * 1024;
 /// Events that wait for a slow reader before the agent is held back.
@@ -86,6 +88,8 @@ pub struct Invocation {
     pub attempt: u32,
     /// Fences late results.
     pub epoch: u64,
+    /// Most bytes of output.
+    pub output_max: usize,
 }
 
 /// Why a call has no output.
@@ -123,10 +127,8 @@ pub enum CallError {
     #[error("the agent's answer is neither JSON nor an event stream")]
     BadResponse(String),
     /// The answer is too long.
-    #[error(
-        "the agent's answer is longer than {OUTPUT_BYTES_MAX} bytes; return a reference instead"
-    )]
-    TooLarge,
+    #[error("the agent's answer is longer than {0} bytes; return a reference instead")]
+    TooLarge(usize),
 }
 
 /// The end of a call.
@@ -208,10 +210,10 @@ impl World {
         let response = self.client.send(self.request(slot, call, "application/json")).await?;
         let response = checked(response).await?;
         if is_event_stream(&response) {
-            return join(response.into_body()).await;
+            return join(response.into_body(), call.output_max).await;
         }
         let is_text = content_type(&response).starts_with("text/plain");
-        let bytes = collect(response.into_body(), OUTPUT_BYTES_MAX).await?;
+        let bytes = collect(response.into_body(), call.output_max).await?;
         match wire::read_json(&bytes) {
             Ok(answer) => Ok(answer),
             Err(_) if is_text => Ok(Answer {
@@ -355,13 +357,13 @@ async fn checked(response: Response<Incoming>) -> Result<Response<Incoming>, Cal
 async fn collect(body: Incoming, most: usize) -> Result<Bytes, CallError> {
     match Limited::new(body, most).collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(CallError::TooLarge),
+        Err(error) if error.is::<LengthLimitError>() => Err(CallError::TooLarge(most)),
         Err(error) => Err(CallError::Broken(error.to_string())),
     }
 }
 
 /// A streaming agent's answer to a synchronous call: its chunks, joined.
-async fn join(body: Incoming) -> Result<Answer, CallError> {
+async fn join(body: Incoming, most: usize) -> Result<Answer, CallError> {
     let mut events = Events::of(body);
     let (mut text, mut tokens) = (String::new(), 0);
     while let Some(event) = events.next().await? {
@@ -376,8 +378,8 @@ async fn join(body: Incoming) -> Result<Answer, CallError> {
                 return Err(CallError::Reported { code, message });
             }
         }
-        if text.len() > OUTPUT_BYTES_MAX {
-            return Err(CallError::TooLarge);
+        if text.len() > most {
+            return Err(CallError::TooLarge(most));
         }
     }
     Ok(Answer { output: Value::String(text), tokens })
@@ -446,7 +448,7 @@ impl CallError {
             Self::Unreached => ("AGENT_UNAVAILABLE", json!({})),
             Self::Broken(_) => ("AGENT_ERROR", json!({ "reason": "connection_lost" })),
             Self::BadResponse(cause) => ("AGENT_BAD_RESPONSE", json!({ "cause": cause })),
-            Self::TooLarge => ("AGENT_BAD_RESPONSE", json!({ "max_bytes": OUTPUT_BYTES_MAX })),
+            Self::TooLarge(most) => ("AGENT_BAD_RESPONSE", json!({ "max_bytes": most })),
         }
     }
 }

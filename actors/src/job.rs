@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
 use crate::{
     instance::InstanceMessage,
-    invocation::{CallError, Invocation},
+    invocation::{CallError, Invocation, JOB_OUTPUT_BYTES_MAX},
     ports::ProposeError,
     root::{Thing, Told, detach},
     route::{NoSlot, Slot},
@@ -329,6 +329,7 @@ impl Carry {
             job_id: Some(job.id),
             attempt: job.attempt,
             epoch: job.epoch,
+            output_max: JOB_OUTPUT_BYTES_MAX,
         };
         let world = Arc::clone(&self.world);
         let answer = world.invoke_in(slot, &call, Instant::now() + timeout);
@@ -336,7 +337,7 @@ impl Carry {
         tokio::select! {
             answer = &mut answer => return match answer {
                 Err(CallError::Unreached) => None,
-                ended => Some(outcome(ended)),
+                ended => Some(outcome(&self.world, ended).await),
             },
             () = wanted(&mut self.cancel, Cancel::Gracefully) => {}
         }
@@ -419,9 +420,16 @@ fn failed(
     Outcome::Failed { error, kind }
 }
 
-fn outcome(answer: Result<crate::invocation::Output, CallError>) -> Outcome {
+/// An output is durable before the log names it.
+async fn outcome(world: &World, answer: Result<crate::invocation::Output, CallError>) -> Outcome {
     match answer {
-        Ok(output) => Outcome::Completed { output: output.output.to_string(), usage: output.usage },
+        Ok(output) => match world.keep(output.output.to_string()).await {
+            Ok(kept) => Outcome::Completed { output: kept, usage: output.usage },
+            Err(error) => {
+                let message = format!("the output could not be stored: {error}");
+                failed("INTERNAL_ERROR", message, &json!({}), None)
+            }
+        },
         Err(error) => {
             let (code, details, kind) = explained(&error);
             failed(code, error.to_string(), &details, Some(kind))
@@ -443,21 +451,18 @@ fn explained(error: &CallError) -> (&'static str, serde_json::Value, RetryOn) {
         CallError::Agent { .. }
         | CallError::Reported { .. }
         | CallError::BadResponse(_)
-        | CallError::TooLarge => (code, details, RetryOn::AgentError),
+        | CallError::TooLarge(_) => (code, details, RetryOn::AgentError),
     }
 }
 
 impl World {
     /// A job's input.
     async fn input(&self, job: &Job) -> Result<Box<RawValue>, Outcome> {
-        RawValue::from_string(job.input.clone()).map_err(|error| {
-            failed(
-                "INTERNAL_ERROR",
-                format!("the stored input is not JSON: {error}"),
-                &json!({}),
-                None,
-            )
-        })
+        let wrong = |message: String| failed("INTERNAL_ERROR", message, &json!({}), None);
+        let text = self.text(&job.input).await;
+        let text = text.map_err(|error| wrong(format!("the input is lost: {error}")))?;
+        RawValue::from_string(text)
+            .map_err(|error| wrong(format!("the stored input is not JSON: {error}")))
     }
 
     /// Tells the agent that a call is not wanted any more; says whether it confirmed.

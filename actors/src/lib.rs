@@ -19,6 +19,7 @@ pub mod invocation;
 pub mod job;
 pub mod log_line;
 pub mod meter;
+pub mod payload;
 pub mod ports;
 pub mod root;
 pub mod route;

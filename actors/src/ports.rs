@@ -2,7 +2,7 @@
 //! and the one of the tests.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -136,6 +136,11 @@ pub trait Blobs: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<domain::upload::Received, BlobError>>;
     /// The bytes under this SHA-256, if they are here.
     fn read(&self, sha256: &str) -> BoxFuture<'_, std::io::Result<Option<bytes::Bytes>>>;
+    /// Says that a blob will be needed by something new; whether it is still here.
+    fn touch(&self, sha256: &str) -> BoxFuture<'_, bool>;
+    /// Removes blobs that were neither kept nor touched within `grace` and that `needed` does not
+    /// name; how many.
+    fn sweep(&self, needed: BTreeSet<String>, grace: std::time::Duration) -> BoxFuture<'_, u64>;
 }
 
 /// A secret in plain, for the one who needs it. It shows itself to nobody.

@@ -35,6 +35,12 @@ pub struct Settings {
     pub in_flight: usize,
     /// How long a canceled job waits for its agent to let go.
     pub cancel_wait: Duration,
+    /// How long an upload is kept that nothing is made from.
+    pub unused_uploads_after: Duration,
+    /// How long a blob may be here before something must name it.
+    pub unnamed_blobs_after: Duration,
+    /// Between sweeps of uploads and blobs.
+    pub storage_sweep_every: Duration,
     /// Between sweeps of each shard.
     pub sweep_every: Duration,
 }
@@ -63,6 +69,9 @@ impl Default for Settings {
             queue: 1000,
             in_flight: 20_000,
             cancel_wait: secs(10),
+            unused_uploads_after: secs(24 * 3600),
+            unnamed_blobs_after: secs(3600),
+            storage_sweep_every: secs(600),
             sweep_every: secs(5),
         }
     }

@@ -1,8 +1,11 @@
 //! The envelope that every answer wears: `success`, `data` or `error`, and `meta`.
 
 use domain::{RequestId, Timestamp};
+use poem::{IntoResponse, Response};
 use poem_openapi::{
-    Object,
+    ApiResponse, Object,
+    payload::Payload,
+    registry::{MetaMediaType, MetaResponse, MetaResponses, MetaSchemaRef, Registry},
     types::{Any, ParseFromJSON, ToJSON, Type},
 };
 use serde_json::Value;
@@ -128,4 +131,40 @@ pub(crate) struct Page<T: ParseFromJSON + ToJSON + Type + Send + Sync> {
     pub(crate) has_more: bool,
     /// Give it as `cursor` for the next page.
     pub(crate) next_cursor: Option<String>,
+}
+
+/// JSON as an agent wrote it, passed on without the envelope.
+pub(crate) struct RawJson(pub(crate) String);
+
+impl Payload for RawJson {
+    const CONTENT_TYPE: &'static str = "application/json";
+
+    fn schema_ref() -> MetaSchemaRef {
+        Any::<Value>::schema_ref()
+    }
+}
+
+impl IntoResponse for RawJson {
+    fn into_response(self) -> Response {
+        Response::builder().content_type(Self::CONTENT_TYPE).body(self.0)
+    }
+}
+
+impl ApiResponse for RawJson {
+    fn meta() -> MetaResponses {
+        let content =
+            vec![MetaMediaType { content_type: Self::CONTENT_TYPE, schema: Self::schema_ref() }];
+        let ok = MetaResponse {
+            description: "The output.",
+            status: Some(200),
+            status_range: None,
+            content,
+            headers: vec![],
+        };
+        MetaResponses { responses: vec![ok] }
+    }
+
+    fn register(registry: &mut Registry) {
+        Any::<Value>::register(registry);
+    }
 }

@@ -252,6 +252,11 @@ impl From<Rejection> for Problem {
                 make(S::NOT_FOUND, "CLOUD_NOT_FOUND", json!({ "cloud_id": id }))
             }
             R::JobNotFound(id) => make(S::NOT_FOUND, "JOB_NOT_FOUND", json!({ "job_id": id })),
+            R::JobExpired { id, expired_at } => make(
+                S::NOT_FOUND,
+                "JOB_EXPIRED",
+                json!({ "job_id": id, "expired_at": expired_at.to_string() }),
+            ),
             R::DeploymentNotFound(id) => {
                 make(S::NOT_FOUND, "DEPLOYMENT_NOT_FOUND", json!({ "deployment_id": id }))
             }
@@ -339,6 +344,10 @@ impl From<ServiceError> for Problem {
                 tracing::error!(error = %cause, "a blob could not be kept");
                 Self::internal()
             }
+            ServiceError::Payload(cause) => {
+                tracing::error!(error = %cause, "a payload could not be read");
+                Self::internal()
+            }
         }
     }
 }
@@ -355,7 +364,7 @@ impl From<CallError> for Problem {
             | CallError::Reported { .. }
             | CallError::Broken(_)
             | CallError::BadResponse(_)
-            | CallError::TooLarge => S::BAD_GATEWAY,
+            | CallError::TooLarge(_) => S::BAD_GATEWAY,
         };
         let problem = Self::new(status, code, error.to_string()).with(details);
         let waits = status == S::TOO_MANY_REQUESTS || status == S::SERVICE_UNAVAILABLE;

@@ -4,11 +4,16 @@ use std::{collections::BTreeMap, time::Duration};
 
 use actors::{
     call::{Invoked, NewJob},
-    invocation::{CallError, Invocation},
+    invocation::{CallError, Invocation, OUTPUT_BYTES_MAX},
     settings::Settings,
     wire::StreamEvent,
 };
-use domain::{AgentId, account::Tenant, idempotency::Keyed, job::Retry};
+use domain::{
+    AgentId,
+    account::Tenant,
+    idempotency::Keyed,
+    job::{Payload, Retry},
+};
 use futures::{StreamExt as _, stream::BoxStream};
 use http::{HeaderName, HeaderValue, header};
 use poem::{Request, web::sse::Event};
@@ -148,7 +153,7 @@ impl InvokeApi {
         let options = Options::of(options, self.settings().job_timeout, true)?;
         let new = NewJob {
             agent_id: call.id,
-            input: input.to_string(),
+            input: Payload::Here(input.to_string()),
             headers: options.headers,
             metadata: options.metadata,
             timeout: options.timeout,
@@ -208,6 +213,7 @@ fn invocation(call: &Call, input: &Value, options: Options) -> Invocation {
         job_id: None,
         attempt: 1,
         epoch: 1,
+        output_max: OUTPUT_BYTES_MAX,
     }
 }
 

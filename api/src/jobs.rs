@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use actors::call::JobFilter;
+use actors::{call::JobFilter, invocation::OUTPUT_BYTES_MAX};
 use domain::{
-    JobId,
+    JobId, Rejection,
     job::{Job, JobStatus},
     table::Order,
 };
@@ -21,7 +21,7 @@ use crate::{
     caller::{Caller, Scope},
     check::MaybeChecked,
     cursor::{self, Cursor},
-    envelope::{Current, Deleted, Page, Success},
+    envelope::{Current, Deleted, Page, RawJson, Success},
     error::{ApiError, Problem, path_id},
     query,
     repeat::{self, keyed, replayed},
@@ -102,7 +102,10 @@ impl JobsApi {
         let last = jobs.last().filter(|_| has_more).map(|job| job.id.to_string());
         let next_cursor =
             last.map(|id| cursor::write(key, Cursor { key: String::new(), id }, &bound));
-        let items = jobs.iter().map(|job| JobBody::of(job, false)).collect();
+        let mut items = vec![];
+        for job in &jobs {
+            items.push(JobBody::of(job, &self.0.service.job_texts(job, false, 0).await?));
+        }
         Ok(Json(Success::of(Page { items, has_more, next_cursor })))
     }
 
@@ -130,7 +133,29 @@ impl JobsApi {
         };
         let wait = wait.0.filter(|seconds| *seconds > 0.0).map(Duration::from_secs_f64);
         let job = self.0.service.job(caller.tenant(), job_id(&id)?, wait).await?;
-        Ok(answer(&job, with_input, false))
+        self.answer(&job, with_input, false).await
+    }
+
+    /// Get a job's output
+    ///
+    /// Scope: `agents:invoke` or `agents:read`. The JSON that the agent answered with, without the
+    /// envelope, however long it is.
+    #[oai(path = "/jobs/:id/output", method = "get", operation_id = "getJobOutput")]
+    async fn output(
+        &self,
+        caller: Caller,
+        /// The job.
+        id: Path<String>,
+    ) -> Result<RawJson> {
+        caller.identity().permit_any(&READ)?;
+        let id = job_id(&id)?;
+        let job = self.0.service.job(caller.tenant(), id, None).await?;
+        let texts = self.0.service.job_texts(&job, false, u64::MAX).await?;
+        let state = || Rejection::InvalidState {
+            current: job.status.as_str().to_owned(),
+            allowed: vec!["completed".to_owned()],
+        };
+        Ok(RawJson(texts.output.ok_or_else(state)?))
     }
 
     /// Call a job off
@@ -151,7 +176,7 @@ impl JobsApi {
         let key = keyed(request, tenant, body.0.fingerprint)?;
         let by_force = body.0.body.mode == Some(CancelMode::Force);
         let canceled = self.0.service.cancel_job(tenant, job_id(&id)?, by_force, key).await?;
-        Ok(answer(&canceled.value, false, canceled.replayed))
+        self.answer(&canceled.value, false, canceled.replayed).await
     }
 
     /// Repeat an ended job
@@ -170,7 +195,7 @@ impl JobsApi {
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         let request_id = Current::get().request_id;
         let made = self.0.service.retry_job(tenant, job_id(&id)?, request_id, key).await?;
-        Ok(answer(&made.value, false, made.replayed))
+        self.answer(&made.value, false, made.replayed).await
     }
 
     /// Remove an ended job
@@ -208,7 +233,11 @@ fn agents(text: Option<&str>) -> std::result::Result<Vec<domain::AgentId>, Probl
     .collect()
 }
 
-fn answer(job: &Job, with_input: bool, is_replay: bool) -> JobAnswer {
-    let retry_after = (!job.status.is_final()).then_some(1);
-    JobAnswer::Ok(Json(Success::of(JobBody::of(job, with_input))), retry_after, replayed(is_replay))
+impl JobsApi {
+    async fn answer(&self, job: &Job, with_input: bool, is_replay: bool) -> Result<JobAnswer> {
+        let retry_after = (!job.status.is_final()).then_some(1);
+        let texts = self.0.service.job_texts(job, with_input, OUTPUT_BYTES_MAX as u64).await?;
+        let body = Json(Success::of(JobBody::of(job, &texts)));
+        Ok(JobAnswer::Ok(body, retry_after, replayed(is_replay)))
+    }
 }

@@ -115,7 +115,7 @@ impl Adapters {
         config: &Config,
         program: &Path,
     ) -> anyhow::Result<Self> {
-        let isolation = Isolation::probe(program, data);
+        let isolation = Isolation::probe(program, data, &format!("roost-{node}"));
         let missing: Vec<_> =
             config.runtime.minimum_isolation.iter().filter(|layer| !isolation.has(layer)).collect();
         ensure!(
@@ -175,6 +175,7 @@ pub async fn start_with(
     tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
     let world = world(adapters, Arc::clone(&ledger), watch, identity, &keys, config);
+    tasks.spawn(sweep_storage(Arc::clone(&world)));
     let root = root::start(Arc::clone(&world)).await?;
     let open = open_door(&world, &keys, address, config, certificates.server_config()?).await?;
     Ok(Node {
@@ -392,6 +393,13 @@ async fn tend(runtime: Arc<LocalRuntime>, ledger: Arc<RaftLedger>) {
     }
 }
 
+async fn sweep_storage(world: Arc<World>) {
+    loop {
+        tokio::time::sleep(world.settings.storage_sweep_every).await;
+        world.sweep_storage().await;
+    }
+}
+
 async fn prune(series: Arc<SledSeries>, logs: Arc<SegmentLogs>) {
     loop {
         tokio::time::sleep(PRUNE_EVERY).await;
@@ -427,6 +435,9 @@ impl Node {
             tracing::warn!("some instances did not end in time");
         }
         self.runtime.docker.close().await;
+        if let Some(cgroups) = &self.runtime.process.isolation().cgroups {
+            cgroups.close();
+        }
         self.ledger.close().await;
     }
 

@@ -179,6 +179,15 @@ sections! {
         /// How long lines are kept.
         keep: Span = secs(7 * 86_400),
     }
+    /// Uploads, and inputs and outputs of jobs that are too long for the log.
+    Storage {
+        /// How long an upload is kept that no agent is made from.
+        unused_uploads_after: Span = secs(86_400),
+        /// How long bytes may be here before something must name them.
+        unnamed_after: Span = secs(3600),
+        /// Between looks for what may go.
+        sweep_every: Span = secs(600),
+    }
     /// Git.
     Github {
         /// Where repositories are: `{base_url}/{owner}/{repository}`.
@@ -204,6 +213,8 @@ sections! {
         invoke: Invoke = Invoke::default(),
         /// Logs.
         logs: Logs = Logs::default(),
+        /// Uploads and long payloads.
+        storage: Storage = Storage::default(),
         /// Git.
         github: Github = Github::default(),
     }
@@ -384,6 +395,9 @@ impl Config {
             queue: invoke.queue,
             in_flight: invoke.in_flight,
             cancel_wait: invoke.cancel_wait.0,
+            unused_uploads_after: self.storage.unused_uploads_after.0,
+            unnamed_blobs_after: self.storage.unnamed_after.0,
+            storage_sweep_every: self.storage.sweep_every.0,
             sweep_every: defaults.sweep_every,
         }
     }

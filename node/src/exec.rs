@@ -47,6 +47,9 @@ pub struct Cage {
     pub port: Option<u16>,
     /// The process that starts it: without it, nothing may run.
     pub parent: u32,
+    /// Files of control groups that take the process in.
+    #[serde(default)]
+    pub groups: Vec<PathBuf>,
     /// Most processes and threads, where the process has a user of its own.
     pub processes: Option<u64>,
     /// Most bytes of address space, where no cgroup limits memory.
@@ -71,6 +74,10 @@ fn enter(argument: &str) -> anyhow::Result<std::convert::Infallible> {
     let holds = |layer: &str| cage.layers.iter().any(|named| named == layer);
     // A session may exist already when a supervisor made one.
     let _ = setsid();
+    for group in &cage.groups {
+        // Zero is the one who writes (cgroups(7)); what it starts stays inside.
+        std::fs::write(group, "0").with_context(|| format!("{}", group.display()))?;
+    }
     if holds("rlimits") {
         limit(&cage).context("rlimits")?;
     }

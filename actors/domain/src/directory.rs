@@ -41,6 +41,8 @@ pub enum Command {
     ReceiveUpload { id: UploadId, received: Received },
     /// `DELETE /v1/uploads/:id`, and the sweep of unused ones.
     DeleteUpload { id: UploadId },
+    /// Forget uploads from before this time that nothing was made from.
+    SweepUploads { unused_since: Timestamp },
     /// `POST /v1/agents`.
     CreateAgent(Box<Agent>),
     /// `PATCH /v1/agents/:id`.
@@ -311,6 +313,7 @@ impl Machine for Directory {
             C::DeleteCloud { tenant, id } => cloud::delete(self, *tenant, *id),
             C::CreateUpload(upload) => Ok(vec![Event::UploadPut(upload.clone())]),
             C::ReceiveUpload { id, received } => upload::receive(self, *id, received),
+            C::SweepUploads { unused_since } => Ok(upload::sweep(self, *unused_since)),
             C::DeleteUpload { id } => Ok(vec![Event::UploadGone(*id)]),
             C::CreateAgent(agent) => lifecycle::create(self, agent),
             C::UpdateAgent { tenant, id, patch, if_match, deployment } => {
@@ -419,6 +422,7 @@ impl Machine for Directory {
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
             | C::DeleteUpload { .. }
+            | C::SweepUploads { .. }
             | C::DeleteAgent { .. }
             | C::BeginBuild { .. }
             | C::BeginRollout { .. }

@@ -1,6 +1,9 @@
 //! One asynchronous invocation, from accepted to finished.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +14,37 @@ use crate::{
 
 /// How long a finished job is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long its output is kept.
+pub const OUTPUT_KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long it is remembered that there was such a job, after it was forgotten.
+pub const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Longest input or output that is kept in the log itself; a longer one is a blob.
+pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
+
+/// JSON text of a job: in the log while it is short, else the name of the blob that holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Payload {
+    /// The text.
+    Here(String),
+    /// The blob of this SHA-256.
+    Blob {
+        /// Lower-case hexadecimal.
+        sha256: String,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+}
+
+impl Payload {
+    /// The blob's name, if it is one.
+    pub fn blob(&self) -> Option<&str> {
+        match self {
+            Self::Here(_) => None,
+            Self::Blob { sha256, .. } => Some(sha256),
+        }
+    }
+}
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +165,7 @@ pub struct Job {
     /// Where it is.
     pub status: JobStatus,
     /// What goes in.
-    pub input: String,
+    pub input: Payload,
     /// Headers for the agent.
     pub headers: BTreeMap<String, String>,
     /// The client's own notes.
@@ -163,7 +197,7 @@ pub struct Job {
     /// Whether the end shall not wait for the agent.
     pub cancel_by_force: bool,
     /// What came out.
-    pub output: Option<String>,
+    pub output: Option<Payload>,
     /// Why nothing came out.
     pub error: Option<JobError>,
     /// What it used.
@@ -179,8 +213,8 @@ pub struct Job {
 pub enum Outcome {
     /// With an output.
     Completed {
-        /// JSON text.
-        output: String,
+        /// The result.
+        output: Payload,
         /// What it used.
         usage: Usage,
     },
@@ -323,4 +357,12 @@ pub(crate) fn delete(
         return Err(Rejection::JobNotFinished);
     }
     Ok(vec![Event::JobGone(id)])
+}
+
+impl Job {
+    /// The blobs that it needs.
+    pub fn blobs(&self) -> BTreeSet<String> {
+        let payloads = [Some(&self.input), self.output.as_ref()].into_iter().flatten();
+        payloads.filter_map(Payload::blob).map(str::to_owned).collect()
+    }
 }

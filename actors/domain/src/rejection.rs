@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, UploadId};
+use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, Timestamp, UploadId};
 
 /// Why a command was refused. The text says what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -16,6 +16,14 @@ pub enum Rejection {
     /// No such job, or not the caller's.
     #[error("the job {0} does not exist")]
     JobNotFound(JobId),
+    /// The job was kept for its time and is forgotten.
+    #[error("the job {id} was kept until {expired_at}; fetch results before then")]
+    JobExpired {
+        /// Which job.
+        id: JobId,
+        /// Since when.
+        expired_at: Timestamp,
+    },
     /// No such deployment of this agent.
     #[error("the deployment {0} does not exist")]
     DeploymentNotFound(DeploymentId),
@@ -102,6 +110,7 @@ impl Rejection {
             Self::AgentNotFound(_)
             | Self::CloudNotFound(_)
             | Self::JobNotFound(_)
+            | Self::JobExpired { .. }
             | Self::DeploymentNotFound(_)
             | Self::UploadNotFound(_)
             | Self::ApiKeyNotFound(_)

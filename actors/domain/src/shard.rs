@@ -1,7 +1,7 @@
 //! A shard: large and written often. Jobs and the keys of keyed calls now; executions, deliveries
 //! and usage have their place here. One line per command; bodies live with the noun.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::{
     idempotency::{Keyed, Keys, SWEPT_AT_ONCE, Seen},
     job::{self, Attempt, Job, JobError, Outcome, Usage},
     machine::{Entry, Machine},
-    table::{AnyTable, Table},
+    table::{AnyTable, Order, Table},
 };
 
 /// What may be asked of a shard.
@@ -76,6 +76,10 @@ pub struct Shard {
     pub expiry: Table<(u128, JobId), ()>,
     /// Answers of keyed calls.
     pub keys: Keys,
+    /// The blobs that jobs need.
+    pub blobs: Table<JobId, BTreeSet<String>>,
+    /// Whose job was forgotten, and when.
+    pub forgotten: Table<JobId, (Tenant, Timestamp)>,
 }
 
 impl Default for Shard {
@@ -85,6 +89,8 @@ impl Default for Shard {
             finished: Table::history(2),
             expiry: Table::history(3),
             keys: Keys::new(4),
+            blobs: Table::history(7),
+            forgotten: Table::history(8),
         }
     }
 }
@@ -92,12 +98,28 @@ impl Default for Shard {
 impl Shard {
     /// A job that this tenant may see.
     pub fn job(&self, tenant: Tenant, id: JobId) -> Result<Arc<Job>, Rejection> {
-        self.any_job(id).filter(|job| job.tenant == tenant).ok_or(Rejection::JobNotFound(id))
+        let found = self.any_job(id).filter(|job| job.tenant == tenant);
+        found.ok_or_else(|| match self.forgotten.get(&id).as_deref() {
+            Some((owner, expired_at)) if *owner == tenant => {
+                Rejection::JobExpired { id, expired_at: *expired_at }
+            }
+            Some(_) | None => Rejection::JobNotFound(id),
+        })
     }
 
     /// A job, whoever asks.
     pub fn any_job(&self, id: JobId) -> Option<Arc<Job>> {
         self.jobs.get(&id).or_else(|| self.finished.get(&id))
+    }
+
+    /// The blobs that jobs of this shard need. Reads history.
+    pub fn needed_blobs(&self) -> BTreeSet<String> {
+        let mut needed = BTreeSet::new();
+        self.blobs.walk(None, Order::Ascending, |_, row| {
+            needed.extend(row.iter().cloned());
+            ControlFlow::Continue(())
+        });
+        needed
     }
 
     fn call_outcome(&self, key: &Keyed, at: Timestamp) -> Result<Option<CallOutcome>, Rejection> {
@@ -141,17 +163,52 @@ impl Shard {
         self.keys.forget(&keys);
         for key in self.jobs_due(at) {
             self.expiry.remove(&key);
-            self.finished.remove(&key.1);
+            self.age(key.1, at);
         }
     }
 
-    fn finish(&mut self, job: &Job) {
-        let ended = job.completed_at.unwrap_or(job.created_at);
-        let forgotten = ended.plus(job::KEPT_FOR);
-        self.jobs.remove(&job.id);
-        self.expiry.put((u128::from(forgotten.millis()), job.id), ());
+    /// A finished job loses its output first, then everything but the memory that it was, then that.
+    fn age(&mut self, id: JobId, at: Timestamp) {
+        let Some(job) = self.finished.get(&id) else { return self.forgotten.remove(&id) };
+        let forgotten = ended(&job).plus(job::KEPT_FOR);
+        if at < forgotten {
+            self.look_again(id, forgotten);
+            self.keep(&Job { output: None, ..Job::clone(&job) });
+            return;
+        }
+        self.look_again(id, forgotten.plus(job::REMEMBERED_FOR));
+        self.forgotten.put(id, (job.tenant, forgotten));
+        self.finished.remove(&id);
+        self.blobs.remove(&id);
+    }
+
+    fn look_again(&mut self, id: JobId, at: Timestamp) {
+        self.expiry.put((u128::from(at.millis()), id), ());
+    }
+
+    fn keep(&mut self, job: &Job) {
+        self.need(job);
         self.finished.put(job.id, job.clone());
     }
+
+    fn finish(&mut self, job: &Job) {
+        self.jobs.remove(&job.id);
+        self.look_again(job.id, ended(job).plus(job::OUTPUT_KEPT_FOR));
+        self.keep(job);
+    }
+
+    /// Remembers which blobs a job needs.
+    fn need(&mut self, job: &Job) {
+        let blobs = job.blobs();
+        match blobs.is_empty() {
+            true => self.blobs.remove(&job.id),
+            false => self.blobs.put(job.id, blobs),
+        }
+    }
+}
+
+fn ended(job: &Job) -> Timestamp {
+    job.completed_at.unwrap_or(job.created_at)
 }
 
 impl Machine for Shard {
@@ -183,11 +240,16 @@ impl Machine for Shard {
 
     fn evolve(&mut self, event: &Event) {
         match event {
-            Event::JobAccepted(job) | Event::JobMoved(job) => {
-                self.jobs.put(job.id, Job::clone(job))
+            Event::JobAccepted(job) => {
+                self.need(job);
+                self.jobs.put(job.id, Job::clone(job));
             }
+            Event::JobMoved(job) => self.jobs.put(job.id, Job::clone(job)),
             Event::JobFinished(job) => self.finish(job),
-            Event::JobGone(id) => self.finished.remove(id),
+            Event::JobGone(id) => {
+                self.finished.remove(id);
+                self.blobs.remove(id);
+            }
             Event::CallBegun { key, deadline, boot } => self.keys.begun(key, *deadline, boot),
             Event::CallEnded { key, outcome, at } => {
                 self.keys.answered::<CallOutcome>(key, *at, &Ok(outcome.clone()));
@@ -226,6 +288,8 @@ impl Machine for Shard {
             &mut self.keys.done,
             &mut self.keys.running,
             &mut self.keys.expiry,
+            &mut self.blobs,
+            &mut self.forgotten,
         ]
     }
 

@@ -33,6 +33,12 @@ impl Timestamp {
         )
     }
 
+    /// This much earlier.
+    pub fn minus(self, duration: Duration) -> Self {
+        let millis = duration.as_millis().try_into().unwrap_or(u64::MAX);
+        Self::from_millis(self.0.saturating_sub(millis))
+    }
+
     /// How long after `earlier` this is; zero if it is not after it.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

@@ -1,9 +1,12 @@
 //! Uploads: archives that clients bring, kept by content.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Rejection, Timestamp, UploadId, account::Tenant, directory::Directory, event::DirectoryEvent,
+    Rejection, Timestamp, UploadId, account::Tenant, agent::Source, directory::Directory,
+    event::DirectoryEvent,
 };
 
 /// What arrived.
@@ -36,6 +39,48 @@ pub struct Upload {
     pub created_at: Timestamp,
     /// Until when its URLs work.
     pub expires_at: Timestamp,
+}
+
+/// Uploads removed by one sweep at most.
+const SWEPT_AT_ONCE: usize = 100;
+
+impl Directory {
+    /// Uploads from before `since` that no agent, deployment or version was made from.
+    pub fn unused_uploads(&self, since: Timestamp) -> Vec<UploadId> {
+        let old = self.uploads.rows().filter(|(_, upload)| upload.created_at < since);
+        let mut old: BTreeSet<UploadId> = old.map(|(id, _)| *id).collect();
+        if old.is_empty() {
+            return vec![];
+        }
+        for source in self.sources() {
+            if let Source::Upload { upload_id, .. } = source {
+                old.remove(&upload_id);
+            }
+        }
+        old.into_iter().take(SWEPT_AT_ONCE).collect()
+    }
+
+    /// Every source that something was or may be built from.
+    fn sources(&self) -> impl Iterator<Item = Source> {
+        let agents = self.agents.rows().map(|(_, row)| row.spec.source.clone());
+        let deployments = self.deployments.rows().map(|(_, row)| row.spec.source.clone());
+        let versions = self.versions.rows().map(|(_, row)| row.spec.source.clone());
+        agents.chain(deployments).chain(versions)
+    }
+
+    /// The blobs that uploads and sources need.
+    pub fn blobs(&self) -> BTreeSet<String> {
+        let received = self.uploads.rows().filter_map(|(_, upload)| upload.received.clone());
+        let archives = self.sources().filter_map(|source| match source {
+            Source::Upload { sha256, .. } => Some(sha256),
+            Source::Github { .. } | Source::Docker { .. } => None,
+        });
+        received.map(|received| received.sha256).chain(archives).collect()
+    }
+}
+
+pub(crate) fn sweep(state: &Directory, unused_since: Timestamp) -> Vec<DirectoryEvent> {
+    state.unused_uploads(unused_since).into_iter().map(DirectoryEvent::UploadGone).collect()
 }
 
 pub(crate) fn receive(

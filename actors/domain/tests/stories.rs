@@ -15,7 +15,7 @@ use domain::{
     directory::{Command as C, Directory, Reply},
     idempotency::Keyed,
     instance::{Instance, InstanceStatus},
-    job::{Attempt, Job, JobStatus, Outcome, Retry, RetryOn, Usage},
+    job::{Attempt, Job, JobStatus, Outcome, Payload, Retry, RetryOn, Usage},
     machine::{Claim, Entry, Machine, apply},
     shard::{self, Shard},
 };
@@ -280,7 +280,7 @@ fn job(id: u128) -> Job {
         agent_id: A,
         agent_version: None,
         status: JobStatus::Pending,
-        input: "1".to_owned(),
+        input: Payload::Here("1".to_owned()),
         headers: BTreeMap::new(),
         metadata: BTreeMap::new(),
         timeout_ms: 1000,
@@ -321,7 +321,9 @@ fn finish(id: u128, epoch: u64, ok: bool) -> shard::Command {
         details: "{}".to_owned(),
     };
     let outcome = match ok {
-        true => Outcome::Completed { output: "2".to_owned(), usage: Usage::default() },
+        true => {
+            Outcome::Completed { output: Payload::Here("2".to_owned()), usage: Usage::default() }
+        }
         false => Outcome::Failed { error, kind: Some(RetryOn::AgentError) },
     };
     shard::Command::FinishJob { id: JobId(id), epoch, outcome }
@@ -370,7 +372,10 @@ fn a_job_runs_its_attempts_and_a_late_result_is_refused() {
     );
     assert!(state.jobs.is_empty());
     let job = state.any_job(JobId(1)).expect("kept");
-    assert_eq!((job.output.as_deref(), job.error.is_none()), (Some("2"), true));
+    assert_eq!(
+        (job.output.clone(), job.error.is_none()),
+        (Some(Payload::Here("2".to_owned())), true)
+    );
     assert_eq!(job.next_attempt_at, None);
 }
 
@@ -622,4 +627,35 @@ fn what_was_ever_written_is_still_readable() {
     assert!(count >= 8);
     assert!(!readable("row agent", &[2, 0x80]), "a later format is not guessed at");
     assert!(!readable("row agent", &[]));
+}
+
+#[test]
+fn a_finished_job_ages_into_a_memory_and_then_is_nothing() {
+    let days = |days: u64| days * 24 * 3600;
+    let blob = |name: &str| Payload::Blob { sha256: name.to_owned(), bytes: 70_000 };
+    let long = Job { input: blob("in"), ..job(1) };
+    let accept = shard::Command::AcceptJob { job: Box::new(long), first: None };
+    let (mut state, _) = played(&[accept, start(1)]);
+    assert_eq!(state.needed_blobs().into_iter().collect::<Vec<_>>(), ["in"]);
+    let outcome = Outcome::Completed { output: blob("out"), usage: Usage::default() };
+    let finish = shard::Command::FinishJob { id: JobId(1), epoch: 1, outcome };
+    apply(&mut state, &entry(finish, 10));
+    assert_eq!(state.needed_blobs().len(), 2);
+    let mut sweep = |second| {
+        apply(&mut state, &entry(shard::Command::Sweep, second));
+        let job = state.job(TENANT, JobId(1));
+        let job = job.map(|job| job.output.is_some()).map_err(|reason| reason.to_string());
+        (job, state.needed_blobs().len())
+    };
+    assert_eq!(sweep(days(7)), (Ok(true), 2), "seven days have not passed since its end");
+    assert_eq!(sweep(days(7) + 10), (Ok(false), 1), "its output goes first");
+    assert_eq!(sweep(days(30)), (Ok(false), 1));
+    let (forgotten, blobs) = sweep(days(30) + 10);
+    assert!(forgotten.is_err_and(|told| told.contains("was kept until 2023-12-14")), "30 days");
+    assert_eq!(blobs, 0);
+    let foreign = Tenant { org: OrgId(2), mode: Mode::Live };
+    let (gone, _) = sweep(days(60) + 10);
+    assert_eq!(gone, Err(format!("the job {} does not exist", JobId(1))));
+    assert_eq!(state.job(foreign, JobId(1)).err(), Some(domain::Rejection::JobNotFound(JobId(1))));
+    assert!(!state.has_expired_jobs(at(days(100))), "nothing is left to look at");
 }

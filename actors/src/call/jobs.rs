@@ -7,7 +7,7 @@ use domain::{
     account::Tenant,
     agent::{Agent, Status},
     idempotency::{Keyed, Seen},
-    job::{Job, JobStatus, Retry, Usage},
+    job::{Job, JobStatus, Payload, Retry, Usage},
     shard::{Command, Reply, Shard},
     table::{Order, Table},
 };
@@ -21,8 +21,8 @@ use crate::{invocation, job::attempt, ports::Ledger, root::Thing};
 pub struct NewJob {
     /// The agent.
     pub agent_id: AgentId,
-    /// JSON text.
-    pub input: String,
+    /// What goes in.
+    pub input: Payload,
     /// Headers for the agent.
     pub headers: BTreeMap<String, String>,
     /// The client's own notes.
@@ -35,6 +35,15 @@ pub struct NewJob {
     pub request_id: RequestId,
     /// The job it repeats.
     pub retried_from: Option<JobId>,
+}
+
+/// What goes into and comes out of a job, as JSON texts.
+#[derive(Clone, Debug, Default)]
+pub struct JobTexts {
+    /// If asked for.
+    pub input: Option<String>,
+    /// Once there is one that may be shown.
+    pub output: Option<String>,
 }
 
 /// Which jobs are wanted.
@@ -154,6 +163,7 @@ impl Service {
             Err(_) if self.was_seen(shard, key.as_ref()).await? => None,
             Err(reason) => return Err(reason),
         };
+        let new = self.with_kept_input(new).await?;
         let serving = agent.is_some_and(|agent| agent.is_serving());
         let slot = if serving { self.world.routes.try_take(new.agent_id) } else { None };
         let first = slot.as_ref().map(|slot| attempt(&self.world, Some(slot)));
@@ -175,6 +185,15 @@ impl Service {
             std::mem::forget(parked);
         }
         job
+    }
+
+    /// A long input is durable before the log names it.
+    async fn with_kept_input(&self, new: NewJob) -> Result<NewJob, ServiceError> {
+        let input = match new.input {
+            Payload::Here(text) => self.world.keep(text).await?,
+            blob @ Payload::Blob { .. } => blob,
+        };
+        Ok(NewJob { input, ..new })
     }
 
     fn handover(
@@ -332,7 +351,7 @@ impl Service {
         }
         let new = NewJob {
             agent_id: old.agent_id,
-            input: old.input.clone(),
+            input: self.still_there(&old).await?,
             headers: old.headers.clone(),
             metadata: old.metadata.clone(),
             timeout: Duration::from_millis(old.timeout_ms),
@@ -341,6 +360,37 @@ impl Service {
             retried_from: Some(id),
         };
         self.accept_job(tenant, new, key).await
+    }
+
+    /// The input of an old job for a new one.
+    async fn still_there(&self, old: &Job) -> Result<Payload, ServiceError> {
+        if self.world.touch(&old.input).await {
+            return Ok(old.input.clone());
+        }
+        Err(Rejection::JobNotFound(old.id).into())
+    }
+
+    /// The texts of a job's long payloads: its output if it is not longer than `most` bytes, and its
+    /// input if asked for.
+    pub async fn job_texts(
+        &self,
+        job: &Job,
+        with_input: bool,
+        most: u64,
+    ) -> Result<JobTexts, ServiceError> {
+        let input = match with_input {
+            true => Some(self.world.text(&job.input).await?),
+            false => None,
+        };
+        let shown = job.output.as_ref().filter(|output| match output {
+            Payload::Here(_) => true,
+            Payload::Blob { bytes, .. } => *bytes <= most,
+        });
+        let output = match shown {
+            Some(output) => Some(self.world.text(output).await?),
+            None => None,
+        };
+        Ok(JobTexts { input, output })
     }
 
     /// Removes an ended job.

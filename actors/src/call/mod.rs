@@ -17,11 +17,12 @@ use domain::{
 };
 
 pub use invoke::{Finished, Invoked};
-pub use jobs::{JobFilter, NewJob};
+pub use jobs::{JobFilter, JobTexts, NewJob};
 pub use observe::MetricsRange;
 
 use crate::{
     invocation::CallError,
+    payload::PayloadError,
     ports::{BlobError, ProposeError, Replica},
     world::World,
 };
@@ -51,6 +52,9 @@ pub enum ServiceError {
     /// The bytes could not be kept.
     #[error(transparent)]
     Blob(#[from] BlobError),
+    /// Bytes that were kept can't be read.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
 }
 
 impl From<ProposeError> for ServiceError {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use domain::job::{self, Job};
+use actors::call::JobTexts;
+use domain::job::{self, Job, Payload};
 use poem_openapi::{Enum, Object, types::Any};
 use serde_json::{Value, json};
 
@@ -101,8 +102,10 @@ pub struct JobBody {
     /// Only with `?include=input`.
     #[oai(skip_serializing_if_is_none)]
     pub input: Option<Any<Value>>,
-    /// What came out; null until then.
+    /// What came out; null until then, after seven days, in lists above 64 KiB, and above 6 MiB.
     pub output: Any<Value>,
+    /// Where an output above 64 KiB is fetched whole, for seven days.
+    pub output_url: Option<String>,
     /// What it used.
     pub usage: UsageBody,
     /// Why nothing came out.
@@ -132,8 +135,8 @@ fn ms(duration: std::time::Duration) -> u64 {
 }
 
 impl JobBody {
-    /// A job; with its input if asked for.
-    pub fn of(job: &Job, with_input: bool) -> Self {
+    /// A job with the payloads that it is shown with.
+    pub fn of(job: &Job, texts: &JobTexts) -> Self {
         let id = job.id.to_string();
         Self {
             poll_url: poll_url(job),
@@ -153,8 +156,13 @@ impl JobBody {
             next_attempt_at: job.next_attempt_at.map(|at| at.to_string()),
             cancel_requested_at: job.cancel_requested_at.map(|at| at.to_string()),
             timeout: std::time::Duration::from_millis(job.timeout_ms).as_secs_f64(),
-            input: with_input.then(|| Any(parsed(&job.input))),
-            output: Any(job.output.as_deref().map_or(Value::Null, parsed)),
+            input: texts.input.as_deref().map(|text| Any(parsed(text))),
+            output: Any(texts.output.as_deref().map_or(Value::Null, parsed)),
+            output_url: job
+                .output
+                .as_ref()
+                .and_then(Payload::blob)
+                .map(|_| format!("{}/output", poll_url(job))),
             usage: job.usage.into(),
             error: job.error.as_ref().map(|error| JobErrorBody {
                 code: error.code.clone(),

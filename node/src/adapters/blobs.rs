@@ -2,8 +2,11 @@
 //! so a name always means whole bytes.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use actors::ports::{BlobError, Blobs, ByteStream};
@@ -19,6 +22,8 @@ use crate::hex;
 /// Blobs below a folder.
 pub struct FolderBlobs {
     folder: PathBuf,
+    /// Held while a blob gets its name, is touched or is removed: what was just asked for never goes.
+    naming: Arc<Mutex<()>>,
 }
 
 impl FolderBlobs {
@@ -29,7 +34,7 @@ impl FolderBlobs {
             fs::remove_dir_all(&incoming)?;
         }
         fs::create_dir_all(&incoming)?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self { folder: folder.to_owned(), naming: Arc::default() })
     }
 
     /// Where the bytes of this name are, or would be.
@@ -66,9 +71,13 @@ impl FolderBlobs {
         let path = self.path(&sha256);
         let parent = path.parent().unwrap_or(&self.folder).to_owned();
         let from = incoming.to_owned();
+        let naming = Arc::clone(&self.naming);
         let named = tokio::task::spawn_blocking(move || {
             fs::create_dir_all(&parent)?;
-            fs::rename(&from, &path)?;
+            {
+                let _naming = naming.lock().unwrap_or_else(PoisonError::into_inner);
+                fs::rename(&from, &path)?;
+            }
             fs::File::open(&parent)?.sync_all()?;
             // The folder may be new itself.
             parent.parent().map_or(Ok(()), |above| fs::File::open(above)?.sync_all())
@@ -76,6 +85,30 @@ impl FolderBlobs {
         named.await.map_err(io::Error::other).flatten().map_err(BlobError::Disk)?;
         Ok(Received { size_bytes, sha256 })
     }
+}
+
+/// Removes what is neither young nor needed.
+fn sweep(
+    folder: &Path,
+    naming: &Mutex<()>,
+    needed: &BTreeSet<String>,
+    grace: Duration,
+) -> io::Result<u64> {
+    let mut removed = 0;
+    for prefix in fs::read_dir(folder)?.flatten().filter(|entry| entry.file_name().len() == 2) {
+        for blob in fs::read_dir(prefix.path())?.flatten() {
+            if needed.contains(&*blob.file_name().to_string_lossy()) {
+                continue;
+            }
+            let _naming = naming.lock().unwrap_or_else(PoisonError::into_inner);
+            let age = fs::metadata(blob.path())?.modified()?.elapsed().unwrap_or_default();
+            if age >= grace {
+                fs::remove_file(blob.path())?;
+                removed += 1;
+            }
+        }
+    }
+    Ok(removed)
 }
 
 /// A file that must not stay where it is.
@@ -100,6 +133,36 @@ impl Blobs for FolderBlobs {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(error),
             }
+        }
+        .boxed()
+    }
+
+    fn touch(&self, sha256: &str) -> BoxFuture<'_, bool> {
+        let (path, naming) = (self.path(sha256), Arc::clone(&self.naming));
+        let touched = tokio::task::spawn_blocking(move || {
+            let _naming = naming.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = rustix::fs::Timestamps {
+                last_access: rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
+                last_modification: rustix::fs::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: rustix::fs::UTIME_NOW,
+                },
+            };
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::utimensat(rustix::fs::CWD, &path, &now, flags).is_ok()
+        });
+        async move { touched.await.unwrap_or_default() }.boxed()
+    }
+
+    fn sweep(&self, needed: BTreeSet<String>, grace: Duration) -> BoxFuture<'_, u64> {
+        let (folder, naming) = (self.folder.clone(), Arc::clone(&self.naming));
+        let swept = tokio::task::spawn_blocking(move || sweep(&folder, &naming, &needed, grace));
+        async move {
+            let swept = swept.await.map_err(io::Error::other).flatten();
+            swept.unwrap_or_else(|error| {
+                tracing::warn!(%error, "blobs could not be swept");
+                0
+            })
         }
         .boxed()
     }

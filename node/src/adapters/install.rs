@@ -104,6 +104,7 @@ impl Install<'_> {
             writable: isolation::writable(&[self.folder]),
             port: None,
             parent: std::process::id(),
+            groups: vec![],
             processes: Some(INSTALLER_PROCESSES_MAX),
             address_space: None,
         };

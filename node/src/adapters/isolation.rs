@@ -7,11 +7,24 @@ use std::{
     process::{Command, Stdio},
 };
 
+use super::cgroup::{CONTROLLERS, Cgroups, Limits};
 use crate::exec::Cage;
 
 /// All layers, from the outermost on. `process_group` always holds.
-pub const LAYERS: [&str; 7] =
-    ["process_group", "death_signal", "rlimits", "no_new_privs", "uid", "landlock", "seccomp"];
+pub const LAYERS: [&str; 10] = [
+    "process_group",
+    "death_signal",
+    "rlimits",
+    "no_new_privs",
+    "uid",
+    "landlock",
+    "seccomp",
+    "memory",
+    "cpu",
+    "pids",
+];
+/// The limits of the group that a controller is tried with.
+const TRIED: Limits = Limits { memory_bytes: 64 << 20, cpu_millis: 1000, processes: 64 };
 
 /// First of the users that instances run as; each instance has its own.
 pub const FIRST_UID: u32 = 700_000;
@@ -54,16 +67,20 @@ const WRITABLE: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/full"];
 pub struct Isolation {
     /// Layers that hold, in the order of [`LAYERS`].
     pub layers: Vec<String>,
+    /// The groups of the layers `memory`, `cpu` and `pids`.
+    pub cgroups: Option<Cgroups>,
     program: PathBuf,
 }
 
 impl Isolation {
     /// Tries each layer on a real process. `program` is this binary; `data` must be reachable for
     /// another user, or the layer `uid` is left out.
-    pub fn probe(program: &Path, data: &Path) -> Self {
-        let mut this =
-            Self { layers: vec!["process_group".to_owned()], program: program.to_owned() };
-        for layer in &LAYERS[1..] {
+    /// `name` is the node's own among the control groups of this machine.
+    pub fn probe(program: &Path, data: &Path, name: &str) -> Self {
+        let cgroups = Cgroups::open(name);
+        let layers = vec!["process_group".to_owned()];
+        let mut this = Self { layers, cgroups, program: program.to_owned() };
+        for layer in LAYERS[1..].iter().filter(|layer| !CONTROLLERS.contains(layer)) {
             let possible = match *layer {
                 "uid" => rustix::process::geteuid().is_root() && is_reachable(data),
                 _ => true,
@@ -72,19 +89,47 @@ impl Isolation {
                 this.layers.push((*layer).to_owned());
             }
         }
+        this.probe_groups();
         this
     }
 
+    /// Controllers that do not take a process in are left out one by one.
+    fn probe_groups(&mut self) {
+        let Some(all) = self.cgroups.take() else { return };
+        let mut held = all.clone();
+        for controller in all.controllers() {
+            let mut alone = all.clone();
+            all.controllers()
+                .iter()
+                .filter(|one| **one != controller)
+                .for_each(|one| alone.without(one));
+            let tried = alone.create("probe", &TRIED);
+            let holds = tried.as_ref().is_ok_and(|group| self.tries(&[], group.doors()));
+            let _ = tried.map(|group| group.end());
+            if holds {
+                self.layers.push(controller.to_owned());
+            } else {
+                held.without(controller);
+            }
+        }
+        self.cgroups = Some(held).filter(|held| !held.controllers().is_empty());
+    }
+
     fn holds(&self, layer: &str) -> bool {
+        self.tries(&[layer], vec![])
+    }
+
+    fn tries(&self, layers: &[&str], groups: Vec<PathBuf>) -> bool {
         let cage = Cage {
             command: vec!["true".to_owned()],
             folder: PathBuf::from("/"),
-            layers: vec![layer.to_owned()],
+            layers: layers.iter().map(|layer| (*layer).to_owned()).collect(),
             uid: Some(FIRST_UID),
             readable: readable(&[]),
             writable: vec![],
             port: None,
             parent: std::process::id(),
+            groups,
             processes: None,
             address_space: None,
         };

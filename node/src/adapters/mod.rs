@@ -3,6 +3,7 @@
 pub mod archive;
 pub mod blobs;
 pub mod builder;
+pub mod cgroup;
 pub mod docker;
 pub mod door;
 pub mod git;

@@ -29,13 +29,17 @@ use tokio::{
     sync::{mpsc as channel, oneshot},
 };
 
-use super::isolation::{self, FIRST_UID, Isolation};
+use super::{
+    cgroup::{Group, Limits},
+    isolation::{self, FIRST_UID, Isolation},
+};
 use crate::exec::Cage;
 
 /// Lines of output that wait for the log.
 const OUTPUT_LINES_WAITING: usize = 1024;
-/// What a sandbox instance gets at most, in MiB.
+/// What a sandbox instance gets at most: MiB, and thousandths of a core.
 const SANDBOX_MEMORY_MB: u32 = 256;
+const SANDBOX_CPU_MILLIS: u64 = 500;
 /// Processes and threads of one instance; more if it takes that many calls at once.
 const PROCESSES_MAX: u64 = 512;
 /// Address space beyond the memory limit, where only rlimits bound it: interpreters reserve much
@@ -140,13 +144,18 @@ impl ProcessRuntime {
         std::os::unix::fs::chown(&work, uid, uid)?;
         fs::set_permissions(&work, fs::Permissions::from_mode(0o700))?;
         let image = self.images.join(&request.image.reference);
-        let cage = self.cage(&request, &image, &work, port, uid);
+        let group = self.group(&request)?;
+        let doors = group.as_ref().map(Group::doors).unwrap_or_default();
+        let cage = Cage { groups: doors, ..self.cage(&request, &image, &work, port, uid) };
         let mut command = self.isolation.command(&cage);
         for (name, value) in environment(&request, &image, &work, port) {
             isolation::set_variable(&mut command, &name, value);
         }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let mut child = self.spawn(command).await?;
+        let spawned = self.spawn(command).await;
+        let mut child = spawned.inspect_err(|_| {
+            group.as_ref().inspect(|group| group.end());
+        })?;
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         let pid = pid.ok_or_else(|| io::Error::other("the process ended at once"))?;
         record(&work, pid)?;
@@ -157,9 +166,23 @@ impl ProcessRuntime {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             isolation: self.isolation.layers.clone(),
             output,
-            exit: ended(child, pid, request.instance_id.to_string(), work).boxed(),
-            process: Arc::new(Group { pid, port }),
+            exit: ended(child, pid, request.instance_id.to_string(), work, group.clone()).boxed(),
+            process: Arc::new(Session { pid, port, group }),
         })
+    }
+
+    /// A control group with the limits of this instance, where this machine has any.
+    fn group(&self, request: &StartRequest) -> io::Result<Option<Group>> {
+        let Some(cgroups) = &self.isolation.cgroups else { return Ok(None) };
+        let limits = Limits {
+            memory_bytes: memory_bytes(request),
+            cpu_millis: match request.provider {
+                Provider::Sandbox => SANDBOX_CPU_MILLIS,
+                Provider::Process | Provider::Docker => u64::from(request.resources.cpu) * 1000,
+            },
+            processes: processes(request),
+        };
+        cgroups.create(&request.instance_id.to_string(), &limits).map(Some)
     }
 
     fn cage(
@@ -170,10 +193,8 @@ impl ProcessRuntime {
         port: u16,
         uid: Option<u32>,
     ) -> Cage {
-        let memory_mb = match request.provider {
-            Provider::Sandbox => request.resources.memory_mb.min(SANDBOX_MEMORY_MB),
-            Provider::Process | Provider::Docker => request.resources.memory_mb,
-        };
+        // Where the memory itself is bounded, address space is free.
+        let bounded = self.isolation.has("memory");
         let program = request.image.command.first().map(PathBuf::from);
         let prefix = program.as_deref().and_then(program_prefix);
         let mut readable = vec![image];
@@ -187,10 +208,23 @@ impl ProcessRuntime {
             writable: isolation::writable(&[work]),
             port: Some(port),
             parent: std::process::id(),
-            processes: Some(PROCESSES_MAX.max(u64::from(request.image.concurrency) * 2)),
-            address_space: Some(u64::from(memory_mb) * 1024 * 1024 * ADDRESS_SPACE_FACTOR),
+            groups: vec![],
+            processes: Some(processes(request)),
+            address_space: (!bounded).then(|| memory_bytes(request) * ADDRESS_SPACE_FACTOR),
         }
     }
+}
+
+fn memory_bytes(request: &StartRequest) -> u64 {
+    let memory_mb = match request.provider {
+        Provider::Sandbox => request.resources.memory_mb.min(SANDBOX_MEMORY_MB),
+        Provider::Process | Provider::Docker => request.resources.memory_mb,
+    };
+    u64::from(memory_mb) * 1024 * 1024
+}
+
+fn processes(request: &StartRequest) -> u64 {
+    PROCESSES_MAX.max(u64::from(request.image.concurrency) * 2)
 }
 
 /// Where an interpreter keeps its library: beside its `bin`.
@@ -253,26 +287,39 @@ pub async fn read_line(
     reader.take(most).read_until(b'\n', line).await
 }
 
-async fn ended(mut child: Child, pid: Pid, instance: String, work: PathBuf) -> Exit {
+async fn ended(
+    mut child: Child,
+    pid: Pid,
+    instance: String,
+    work: PathBuf,
+    group: Option<Group>,
+) -> Exit {
     let status = child.wait().await;
     // What it started must not outlive it, even in a session of its own.
     let _ = kill_process_group(pid, Signal::KILL);
-    let _ = tokio::task::spawn_blocking(move || kill_all_of(&instance)).await;
+    let cleared = tokio::task::spawn_blocking(move || {
+        let out_of_memory = group.as_ref().is_some_and(Group::ran_out_of_memory);
+        kill_all_of(&instance);
+        group.inspect(Group::end);
+        out_of_memory
+    });
+    let out_of_memory = cleared.await.unwrap_or_default();
     let _ = tokio::fs::remove_dir_all(&work).await;
     let _ = tokio::fs::remove_file(work.with_extension("pid")).await;
     match status {
-        Ok(status) => Exit { code: status.code(), signal: status.signal(), out_of_memory: false },
-        Err(_) => Exit { code: None, signal: None, out_of_memory: false },
+        Ok(status) => Exit { code: status.code(), signal: status.signal(), out_of_memory },
+        Err(_) => Exit { code: None, signal: None, out_of_memory },
     }
 }
 
-/// The process group of an instance.
-struct Group {
+/// The session of an instance.
+struct Session {
     pid: Pid,
     port: u16,
+    group: Option<Group>,
 }
 
-impl Group {
+impl Session {
     /// To the whole group; to the process alone while it has not made its group yet.
     fn signal(&self, signal: Signal) {
         if kill_process_group(self.pid, signal).is_err() {
@@ -281,7 +328,7 @@ impl Group {
     }
 }
 
-impl Process for Group {
+impl Process for Session {
     fn terminate(&self) {
         self.signal(Signal::TERM);
     }
@@ -304,7 +351,13 @@ impl Process for Group {
         let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
         let page = rustix::param::page_size() as u64;
         let tick = 1000 / rustix::param::clock_ticks_per_second();
-        Some((number(21)? * page, (number(11)? + number(12)?) * tick))
+        let group = self.group.as_ref();
+        let memory = group.and_then(Group::memory_bytes);
+        let cpu = group.and_then(Group::cpu_millis);
+        Some((
+            memory.unwrap_or(number(21)? * page),
+            cpu.unwrap_or((number(11)? + number(12)?) * tick),
+        ))
     }
 }
 

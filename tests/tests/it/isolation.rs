@@ -64,7 +64,7 @@ async fn the_layers_that_are_reported_hold() {
         assert!(has(always), "{always} must hold everywhere: {layers:?}");
     }
     let required = std::env::var("ROOST_REQUIRE").unwrap_or_default();
-    for layer in ["uid", "landlock", "seccomp"] {
+    for layer in ["uid", "landlock", "seccomp", "memory", "cpu", "pids"] {
         if !has(layer) {
             tests::skipped(layer);
         }
@@ -158,4 +158,101 @@ async fn a_tenants_loader_variables_reach_the_agent_alone() {
     let lines = lines["items"].to_string();
     assert!(lines.contains("initialize program"), "the agent's own loader heard it");
     assert!(!lines.contains("/roost"), "the step before the cage heard it: {lines:.2000}");
+}
+
+/// What a file of an agent's control group says (version 1, which has one folder per controller).
+fn group_file(pid: &str, controller: &str, file: &str) -> Option<String> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let line = groups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
+    let path = line.splitn(3, ':').nth(2)?;
+    let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{controller}{path}/{file}")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+async fn holds(me: &tests::Customer, id: &str, layer: &str) -> bool {
+    let instances = me.get(&format!("/v1/agents/{id}/instances")).await.data(200);
+    let holds = instances["items"][0]["isolation"].to_string().contains(&format!("\"{layer}\""));
+    if !holds {
+        tests::skipped(layer);
+    }
+    holds
+}
+
+#[tokio::test]
+async fn control_groups_hold_what_was_asked_for() {
+    let node = Node::start();
+    let me = node.customer();
+    let mut wanted = me.wanted("live", &[("agent.py", ECHO)]).await;
+    wanted["resources"] = json!({ "cpu": 2, "memory_mb": 128 });
+    let id = me.deploy_as(&wanted).await;
+    let pid = processes_of(&node).remove(0);
+    let files = [
+        ("memory", "memory.limit_in_bytes", "134217728"),
+        ("cpu", "cpu.cfs_quota_us", "200000"),
+        ("pids", "pids.max", "512"),
+    ];
+    for (layer, file, value) in files {
+        if holds(&me, &id, layer).await {
+            assert_eq!(group_file(&pid, layer, file).as_deref(), Some(value), "{file}");
+        }
+    }
+    me.delete(&format!("/v1/agents/{id}")).await.data(200);
+    gone(&node, 0).await;
+    let tester = node.tester();
+    let id = tester.deploy_as(&tester.wanted("test", &[("agent.py", ECHO)]).await).await;
+    let pid = processes_of(&node).remove(0);
+    let capped =
+        [("memory", "memory.limit_in_bytes", "268435456"), ("cpu", "cpu.cfs_quota_us", "50000")];
+    for (layer, file, value) in capped {
+        if holds(&tester, &id, layer).await {
+            assert_eq!(group_file(&pid, layer, file).as_deref(), Some(value), "sandbox {file}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_eats_all_its_memory_is_ended_and_told_so() {
+    let node = Node::start();
+    let me = node.customer();
+    let code = "def invoke(input, context):\n    return len(bytearray(input << 20))\n";
+    let mut wanted = me.wanted("eater", &[("agent.py", code)]).await;
+    wanted["resources"] = json!({ "memory_mb": 128 });
+    let id = me.deploy_as(&wanted).await;
+    if !holds(&me, &id, "memory").await {
+        return;
+    }
+    me.invoke(&id, &json!(50)).await.data(200);
+    let failed = me.invoke(&id, &json!(500)).await;
+    failed.refused(502, "AGENT_ERROR");
+    eventually("its log says why", Duration::from_secs(10), async || {
+        let lines = me.get(&format!("/v1/agents/{id}/logs")).await.data(200).to_string();
+        if lines.contains("out of memory") { Ok(()) } else { Err(lines) }
+    })
+    .await;
+    let greedy = [("agent.py", "held = bytearray(500 << 20)\ndef invoke(i, c):\n    return 1\n")];
+    let mut wanted = me.wanted("greedy", &greedy).await;
+    wanted["resources"] = json!({ "memory_mb": 128 });
+    let id =
+        me.post("/v1/agents", &wanted).await.data(201)["id"].as_str().expect("an id").to_owned();
+    let agent = me.settled(&id, "failed,running").await;
+    assert_eq!(agent["status_reason"]["code"], "OUT_OF_MEMORY", "{agent:#}");
+}
+
+#[tokio::test]
+async fn a_child_that_hides_goes_with_its_instance() {
+    let node = Node::start();
+    let me = node.customer();
+    let hides = "import subprocess\nsubprocess.Popen(['env', '-i', 'setsid', 'sleep', '601'])\ndef invoke(input, context):\n    return 1\n";
+    let id = me.deploy("hider", &[("agent.py", hides)]).await;
+    if !holds(&me, &id, "pids").await {
+        return;
+    }
+    eventually("it hides", Duration::from_secs(5), async || {
+        let now = processes_of(&node);
+        if now.len() == 2 { Ok(()) } else { Err(format!("{now:?}")) }
+    })
+    .await;
+    me.call(&format!("/v1/agents/{id}/stop")).await.data(200);
+    me.settled(&id, "stopped").await;
+    gone(&node, 0).await;
 }

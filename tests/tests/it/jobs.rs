@@ -171,3 +171,85 @@ async fn canceled_is_not_said_while_the_agent_still_cleans_up() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn long_inputs_and_outputs_are_kept_beside_the_log() {
+    let mut node = Node::with(&[
+        ("ROOST_STORAGE__SWEEP_EVERY", "300ms"),
+        ("ROOST_STORAGE__UNNAMED_AFTER", "1s"),
+    ]);
+    let me = node.customer();
+    let code = "def invoke(input, context):\n    return input['text'] * input['times']\n";
+    let id = me.deploy("long", &[("agent.py", code)]).await;
+    let text = "x".repeat(100_000);
+    let job = me.job(&id, json!({ "input": { "text": text, "times": 2 } })).await;
+    let done = me.ended(&job).await;
+    assert_eq!(done["output"].as_str().map(str::len), Some(200_000), "shown whole");
+    assert_eq!(done["output_url"], format!("/v1/jobs/{job}/output"));
+    let huge = me.job(&id, json!({ "input": { "text": text, "times": 100 } })).await;
+    let done = me.ended(&huge).await;
+    assert_eq!((&done["status"], &done["output"]), (&json!("completed"), &json!(null)), "too long");
+    node.kill();
+    node.restart();
+    let me = node.caller(&me.key);
+    // Several sweeps go by: what a job needs stays.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let whole = me.get(&format!("/v1/jobs/{huge}/output")).await;
+    assert_eq!((whole.status, whole.body.as_str().map(str::len)), (200, Some(10_000_000)));
+    let shown = me.get(&format!("/v1/jobs/{huge}?include=input")).await.data(200);
+    assert_eq!(shown["input"]["text"], text);
+    let listed = me.get("/v1/jobs").await.data(200);
+    assert!(
+        listed["items"]
+            .as_array()
+            .is_some_and(|jobs| jobs.iter().all(|job| job["output"].is_null()))
+    );
+    let again = me.call(&format!("/v1/jobs/{job}/retry")).await.data(200);
+    let again = again["id"].as_str().expect("an id").to_owned();
+    eventually("it runs again", Duration::from_secs(20), async || {
+        let job = me.ended(&again).await;
+        if job["status"] == "completed" { Ok(()) } else { Err(format!("{job:#}")) }
+    })
+    .await;
+    for job in [&job, &huge, &again] {
+        me.delete(&format!("/v1/jobs/{job}")).await.data(200);
+    }
+    let blobs = node.data.path().join("blobs");
+    eventually("what nobody needs is gone", Duration::from_secs(10), async || {
+        let files = walk(&blobs);
+        // The archive of the agent stays.
+        if files == 1 { Ok(()) } else { Err(format!("{files} blobs")) }
+    })
+    .await;
+    me.get(&format!("/v1/jobs/{huge}/output")).await.refused(404, "JOB_NOT_FOUND");
+}
+
+fn walk(folder: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(folder).expect("readable").flatten();
+    entries.map(|entry| if entry.path().is_dir() { walk(&entry.path()) } else { 1 }).sum()
+}
+
+#[tokio::test]
+async fn uploads_that_nothing_is_made_from_go() {
+    let node = Node::with(&[
+        ("ROOST_STORAGE__SWEEP_EVERY", "300ms"),
+        ("ROOST_STORAGE__UNUSED_UPLOADS_AFTER", "1s"),
+        ("ROOST_STORAGE__UNNAMED_AFTER", "1s"),
+    ]);
+    let me = node.customer();
+    let id = me.deploy("keeper", &[("agent.py", ECHO)]).await;
+    let unused = me.post("/v1/uploads", &json!({ "filename": "never.zip" })).await.data(201);
+    let path = format!("/v1/uploads/{}", unused["id"].as_str().expect("an id"));
+    eventually("it is gone", Duration::from_secs(10), async || {
+        let answer = me.get(&path).await;
+        if answer.status == 404 { Ok(()) } else { Err(answer.body.to_string()) }
+    })
+    .await;
+    let redeploy = json!({ "no_cache": true });
+    me.post(&format!("/v1/agents/{id}/redeploy"), &redeploy).await.data(200);
+    eventually("the used one still builds", Duration::from_secs(20), async || {
+        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+        if agent["version"] == "2" { Ok(()) } else { Err(agent["deployment"].to_string()) }
+    })
+    .await;
+}

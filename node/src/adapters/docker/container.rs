@@ -30,7 +30,12 @@ use bollard::{
 };
 use domain::{InstanceId, deployment::Failure};
 use futures::{FutureExt as _, StreamExt as _};
-use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::Instant,
+};
 
 use super::{DockerRuntime, Engine, variables::VariableFiles};
 use crate::adapters::system::SystemClock;
@@ -45,6 +50,8 @@ const ENGINE_LOG: [(&str, &str); 2] = [("max-size", "10m"), ("max-file", "2")];
 const SCRATCH: &str = "rw,nosuid,nodev,exec,size=256m,mode=1777";
 /// How long the end of a container's output may take to arrive after its end.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// How long starts that are under way may take when the node ends.
+const STARTS_END_WITHIN: Duration = Duration::from_secs(10);
 /// Between questions to an engine that broke off.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Between notes of how far a log was read; after a crash, lines of that time may come twice.
@@ -82,7 +89,7 @@ fn is_missing(error: &Error) -> bool {
 
 impl DockerRuntime {
     /// Starts a container, or finds the one of an earlier life of this node.
-    pub async fn start(&self, request: StartRequest) -> Result<Started, Failure> {
+    pub async fn start(self: &Arc<Self>, request: StartRequest) -> Result<Started, Failure> {
         if let Some(lack) = self.lack(request.resources.gpu.is_some()) {
             return Err(lack);
         }
@@ -104,12 +111,35 @@ impl DockerRuntime {
             ));
         }
         if !request.adopt {
-            self.launch(&docker, &request, &name)
-                .await
-                .inspect_err(|_| self.clear(&docker, &request))?;
+            self.launch_to_the_end(&docker, &request, &name).await?;
         }
         let found = self.found(&docker, &request, &name, layers).await;
-        found.inspect_err(|_| self.clear(&docker, &request))
+        if found.is_err() {
+            self.clear(&docker, &request).await;
+        }
+        found
+    }
+
+    /// A start that nobody waits for any more is carried through and then taken back: the engine
+    /// does not break off either.
+    async fn launch_to_the_end(
+        self: &Arc<Self>,
+        docker: &Docker,
+        request: &StartRequest,
+        name: &str,
+    ) -> Result<(), Failure> {
+        let (sender, receiver) = oneshot::channel();
+        let (this, docker) = (Arc::clone(self), docker.clone());
+        let (request, name) = (request.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let _underway = Arc::clone(&this.underway);
+            let launched = this.launch(&docker, &request, &name).await;
+            let failed = launched.is_err();
+            if sender.send(launched).is_err() || failed {
+                this.clear(&docker, &request).await;
+            }
+        });
+        receiver.await.unwrap_or_else(|_| Err(not_started(&"its start was given up")))
     }
 
     async fn launch(
@@ -273,45 +303,65 @@ impl DockerRuntime {
     }
 
     /// Nothing of a failed start stays.
-    fn clear(&self, docker: &Docker, request: &StartRequest) {
+    async fn clear(&self, docker: &Docker, request: &StartRequest) {
         self.variables.remove(request.instance_id);
-        let (docker, name) = (docker.clone(), name_of(request.instance_id));
-        let note = self.run.join(request.instance_id.to_string());
-        tokio::spawn(async move {
-            remove(&docker, &name).await;
-            let _ = fs::remove_file(note);
-        });
+        remove(docker, &name_of(request.instance_id)).await;
+        let _ = fs::remove_file(self.run.join(request.instance_id.to_string()));
     }
 
     /// Removes containers of this node that no instance row names.
     pub async fn sweep(&self, known: &BTreeSet<String>) {
         let Ok(here) = self.engine.here() else { return };
-        let filters = HashMap::from([("label", vec![format!("{NODE_LABEL}={}", self.node)])]);
-        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        let Ok(containers) = here.docker.list_containers(Some(options)).await else { return };
         let now = i64::try_from(SystemClock.now().millis() / 1000).unwrap_or_default();
         let mut present = known.clone();
-        for container in containers {
-            let labels = container.labels.unwrap_or_default();
-            let Some(instance) = labels.get(INSTANCE_LABEL) else { continue };
-            let age = now - container.created.unwrap_or_default();
+        for container in self.containers(&here.docker).await {
+            let age = now - container.created;
             let young = u64::try_from(age).is_ok_and(|age| Duration::from_secs(age) < YOUNG);
-            present.insert(instance.clone());
-            if !known.contains(instance) && !young {
-                remove(&here.docker, container.id.as_deref().unwrap_or_default()).await;
-                let _ = fs::remove_file(self.run.join(instance));
+            if !known.contains(&container.instance) && !young {
+                remove(&here.docker, &container.id).await;
+                let _ = fs::remove_file(self.run.join(&container.instance));
             }
+            present.insert(container.instance);
         }
         self.variables.keep(&present);
     }
 
-    /// Removes what belongs to all containers; for a node that ends with all of them.
+    /// What this node has started, running or not.
+    async fn containers(&self, docker: &Docker) -> Vec<Own> {
+        let filters = HashMap::from([("label", vec![format!("{NODE_LABEL}={}", self.node)])]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let found = docker.list_containers(Some(options)).await.unwrap_or_default();
+        let own = found.into_iter().filter_map(|container| {
+            let instance = container.labels?.remove(INSTANCE_LABEL)?;
+            Some(Own { id: container.id?, instance, created: container.created? })
+        });
+        own.collect()
+    }
+
+    /// Removes what is left, a container whose start was broken off too; for a node that ends with
+    /// all its containers.
     pub async fn close(&self) {
+        let until = Instant::now() + STARTS_END_WITHIN;
+        while Arc::strong_count(&self.underway) > 1 && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         self.variables.clear();
-        if let (Ok(here), Some(network)) = (self.engine.here(), self.network.get()) {
+        let Ok(here) = self.engine.here() else { return };
+        for container in self.containers(&here.docker).await {
+            remove(&here.docker, &container.id).await;
+        }
+        if let Some(network) = self.network.get() {
             let _ = here.docker.remove_network(network).await;
         }
     }
+}
+
+/// A container of this node.
+struct Own {
+    id: String,
+    instance: String,
+    /// In seconds since 1970.
+    created: i64,
 }
 
 /// The platform's own images never write outside of `/tmp`; others may be asked not to.

@@ -53,6 +53,8 @@ pub struct DockerRuntime {
     run: PathBuf,
     enter: PathBuf,
     network: tokio::sync::OnceCell<String>,
+    /// Shared by every start that is under way.
+    underway: Arc<()>,
 }
 
 impl DockerRuntime {
@@ -85,6 +87,7 @@ impl DockerRuntime {
             run,
             enter,
             network: tokio::sync::OnceCell::new(),
+            underway: Arc::default(),
         })
     }
 

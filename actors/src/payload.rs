@@ -1,0 +1,80 @@
+//! Inputs and outputs of jobs: short ones travel in the log, long ones are blobs that it names.
+
+use bytes::Bytes;
+use domain::job::{PAYLOAD_BYTES_MAX, Payload};
+use futures::{FutureExt as _, StreamExt as _};
+
+use crate::{ports::BlobError, world::World};
+
+/// Why a payload can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// Its blob is not here.
+    #[error("the stored bytes are gone")]
+    Gone,
+    /// The disk said no.
+    #[error("the stored bytes could not be read")]
+    Disk(#[from] std::io::Error),
+    /// They are not what was stored.
+    #[error("the stored bytes are not text")]
+    NotText,
+}
+
+impl World {
+    /// Keeps a text: durable on return where it became a blob.
+    pub async fn keep(&self, text: String) -> Result<Payload, BlobError> {
+        if text.len() <= PAYLOAD_BYTES_MAX {
+            return Ok(Payload::Here(text));
+        }
+        let most = text.len() as u64;
+        let bytes = futures::stream::once(async { Ok(Bytes::from(text)) }.boxed());
+        let kept = self.ports.blobs.receive(bytes.boxed(), most).await?;
+        Ok(Payload::Blob { sha256: kept.sha256, bytes: kept.size_bytes })
+    }
+
+    /// The text of a payload.
+    pub async fn text(&self, payload: &Payload) -> Result<String, PayloadError> {
+        match payload {
+            Payload::Here(text) => Ok(text.clone()),
+            Payload::Blob { sha256, .. } => {
+                let bytes = self.ports.blobs.read(sha256).await?.ok_or(PayloadError::Gone)?;
+                String::from_utf8(bytes.into()).map_err(|_| PayloadError::NotText)
+            }
+        }
+    }
+
+    /// Says that a payload will be needed by something new; whether it is still there.
+    pub async fn touch(&self, payload: &Payload) -> bool {
+        match payload {
+            Payload::Here(_) => true,
+            Payload::Blob { sha256, .. } => self.ports.blobs.touch(sha256).await,
+        }
+    }
+
+    /// Removes blobs that nothing names any more, and uploads that nothing was made from.
+    pub async fn sweep_storage(&self) {
+        let unused_since = self.now().minus(self.settings.unused_uploads_after);
+        let unused = self.directory().read().unused_uploads(unused_since);
+        if !unused.is_empty() {
+            let command = domain::directory::Command::SweepUploads { unused_since };
+            let _ = self.ask(command, None).await;
+        }
+        let needed = self.needed_blobs().await;
+        let removed = self.ports.blobs.sweep(needed, self.settings.unnamed_blobs_after).await;
+        if removed > 0 {
+            tracing::info!(removed, "blobs that nothing needed are gone");
+        }
+    }
+
+    async fn needed_blobs(&self) -> std::collections::BTreeSet<String> {
+        let mut needed = self.directory().read().blobs();
+        let ledger = std::sync::Arc::clone(&self.ports.ledger);
+        // History is read from disk.
+        let of_jobs = tokio::task::spawn_blocking(move || {
+            let shards = 0..ledger.shards();
+            shards.flat_map(|shard| ledger.shard(shard).read().needed_blobs()).collect::<Vec<_>>()
+        });
+        needed.extend(of_jobs.await.expect("reading rows does not panic"));
+        needed
+    }
+}

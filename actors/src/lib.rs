@@ -14,6 +14,8 @@
 
 pub mod agent;
 pub mod call;
+#[cfg(feature = "fakes")]
+pub mod fakes;
 pub mod instance;
 pub mod invocation;
 pub mod job;

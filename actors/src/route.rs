@@ -334,6 +334,11 @@ pub struct Health {
 }
 
 impl Routes {
+    /// Calls of an agent that wait for a slot.
+    pub fn waiting(&self, agent: AgentId) -> usize {
+        self.known(agent).map_or(0, |route| route.waiting())
+    }
+
     /// The health of an agent as this node sees it.
     pub fn health(&self, agent: AgentId) -> Health {
         let endpoints = self.known(agent).map(|route| route.endpoints()).unwrap_or_default();

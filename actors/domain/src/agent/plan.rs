@@ -197,6 +197,10 @@ impl Plan {
 pub fn plan(view: &View<'_>) -> Plan {
     let mut plan = Plan::default();
     sweep_rows(view, &mut plan);
+    if !plan.steps.is_empty() {
+        // What has ended is counted first: the pause before the next start depends on it.
+        return plan;
+    }
     match view.agent.desired {
         Desired::Run => {
             roll_out(view, &mut plan);

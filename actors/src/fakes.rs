@@ -272,7 +272,7 @@ impl Containers {
             Behavior::Answers | Behavior::Hangs => {
                 Some(tokio::spawn(serve(listener, behavior == Behavior::Hangs)))
             }
-            _ => None,
+            Behavior::Crashes | Behavior::Eats | Behavior::Sleeps | Behavior::Refused => None,
         };
         lock(&self.running).insert(name.clone(), ended);
         let running = Arc::clone(&self.running);

@@ -82,6 +82,20 @@ fn probed(input: &str) -> String {
     }
 }
 
+/// `stream COUNT MILLISECONDS`: events that say when they were sent, in microseconds since 1970.
+fn streamed(stream: &mut std::net::TcpStream, words: &str) {
+    let numbers: Vec<u64> = words.split(' ').skip(1).map(|n| n.parse().unwrap()).collect();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+    if stream.write_all(head.as_bytes()).is_err() { return; }
+    for _ in 0..numbers[0] {
+        std::thread::sleep(std::time::Duration::from_millis(numbers[1]));
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let event = format!("data: {{\"type\":\"chunk\",\"content\":\"{}\"}}\n\n", now.as_micros());
+        if stream.write_all(event.as_bytes()).is_err() { return; }
+    }
+    let _ = stream.write_all(b"data: {\"type\":\"done\"}\n\n");
+}
+
 fn main() {
     let port = std::env::var("PORT").unwrap();
     let host = std::env::var("ROOST_BIND").unwrap_or("127.0.0.1".into());
@@ -107,6 +121,9 @@ fn main() {
                 if reader.read_exact(&mut body).is_err() { return; }
                 let body = String::from_utf8_lossy(&body);
                 let probe = body.split_once("\"probe\":\"").and_then(|(_, rest)| rest.split_once('"'));
+                if let Some((words, _)) = probe && words.starts_with("stream ") {
+                    return streamed(&mut stream, words);
+                }
                 let answer = match probe {
                     Some((probe, _)) => format!("{{\"output\":{:?}}}", probed(probe)),
                     None => format!("{{\"output\":{port}}}"),

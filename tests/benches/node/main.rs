@@ -1,0 +1,58 @@
+//! What the platform adds: figures of one run on one machine, beside peers, so that ratios mean
+//! something.
+//!
+//! `cargo build --release && cargo bench -p tests --bench node`. The agent is a static echo server
+//! compiled on the spot, so what is measured is the way to it. Client, node, agent and peers share
+//! the machine's cores.
+
+#![expect(clippy::print_stdout, reason = "a bench prints its figures")]
+
+mod calls;
+mod load;
+mod many;
+mod peers;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tests::{Customer, Node, source};
+
+use load::{resident_mib, syncs_per_second};
+
+/// How long a node rests before its memory is read.
+const REST: Duration = Duration::from_secs(15);
+
+async fn deployed(me: &Customer) -> String {
+    let archive_url = me.upload(source::compiled_echo(10_000, &[])).await;
+    let source = json!({ "type": "upload", "archive_url": archive_url });
+    let wanted = json!({ "name": "echo", "cloud_id": me.cloud().await, "source": source });
+    me.deploy_as(&wanted).await
+}
+
+#[tokio::main]
+async fn main() {
+    let began = Instant::now();
+    let node = Node::start();
+    println!("dev ready after {} ms", began.elapsed().as_millis());
+    tokio::time::sleep(REST).await;
+    println!("idle: {} MiB resident", resident_mib(node.pid()));
+    let me = node.customer();
+    let id = deployed(&me).await;
+    many::starts(&me, &id).await;
+    let port = me.invoke(&id, &Value::Null).await.data(200)["output"].as_u64().expect("a port");
+    let yardstick = syncs_per_second(node.data.path());
+    println!("one fdatasync after the other: {yardstick:.0}/s");
+    calls::synchronous(&node, &me, &id, port).await;
+    calls::streamed(&node, &me, &id, port).await;
+    let etcd = work::etcd().await;
+    work::changes(&me, &id, yardstick, etcd).await;
+    drop(node);
+    let node = Node::start();
+    let me = node.customer();
+    let id = deployed(&me).await;
+    work::jobs(&me, &id, yardstick, etcd).await;
+    println!("  {} MiB resident at their end", resident_mib(node.pid()));
+    drop(node);
+    many::many(&mut Node::start()).await;
+}

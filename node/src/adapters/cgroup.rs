@@ -260,6 +260,12 @@ impl Group {
         }
     }
 
+    /// Who is in it.
+    pub fn processes(&self) -> Vec<i32> {
+        let text = self.read("cgroup.procs").unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
     /// Ends whatever is in it and removes it.
     pub fn end(&self) {
         self.folders.iter().for_each(|folder| end(folder, self.kind));

@@ -1,15 +1,18 @@
 //! What agents write, in segment files: `logs/<agent>/<first sequence>.log`.
 //!
 //! A record is its length, its CRC-32C and the line. A torn or damaged tail is cut when the log is
-//! opened. Segments are dropped oldest first, by size and by age; a log is on the disk within
-//! [`SYNC_EVERY`] writes of the page cache, and a power cut may cost its last lines, never more.
+//! opened. Segments are dropped oldest first, by size and by age. Lines are not synced: a power cut may
+//! cost the last of them, never more.
 
 use std::{
     collections::{HashMap, VecDeque},
     fs,
     io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -24,6 +27,9 @@ const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 const FOLLOW_LINES: usize = 1024;
 /// Newest lines kept in memory per agent, so that most reads touch no file.
 const RECENT_LINES: usize = 256;
+
+/// Logs with an open file and lines in memory; those used longest ago are closed first.
+const OPEN_MAX: usize = 512;
 
 /// How much of a log is kept.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +50,9 @@ impl Default for Retention {
 pub struct SegmentLogs {
     folder: PathBuf,
     retention: Retention,
-    open: Mutex<HashMap<AgentId, Arc<Mutex<AgentLog>>>>,
+    open: Mutex<HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>>,
+    /// Counts uses, so that they have an order.
+    uses: AtomicU64,
 }
 
 struct AgentLog {
@@ -54,7 +62,8 @@ struct AgentLog {
     file: Option<fs::File>,
     next: u64,
     recent: VecDeque<LogLine>,
-    followers: broadcast::Sender<LogLine>,
+    /// Only while somebody follows: a channel holds room for all the lines it may lag behind.
+    followers: Option<broadcast::Sender<LogLine>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -65,45 +74,81 @@ impl SegmentLogs {
     /// Below this folder.
     pub fn open(folder: &Path, retention: Retention) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        Ok(Self { folder: folder.to_owned(), retention, open: Mutex::default() })
+        let (open, uses) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { folder: folder.to_owned(), retention, open, uses })
     }
 
     fn log(&self, agent: AgentId) -> Arc<Mutex<AgentLog>> {
+        let now = self.uses.fetch_add(1, Relaxed);
         let mut open = lock(&self.open);
-        let log = open.entry(agent).or_insert_with(|| {
+        if open.len() >= OPEN_MAX && !open.contains_key(&agent) {
+            close_some(&mut open);
+        }
+        let (used, log) = open.entry(agent).or_insert_with(|| {
             let log = AgentLog::open(self.folder.join(agent.to_string()));
-            Arc::new(Mutex::new(log))
+            (now, Arc::new(Mutex::new(log)))
         });
+        *used = now;
         Arc::clone(log)
     }
 
-    /// Drops segments that are too old or too many.
+    /// Drops segments that are too old or too many, of open logs and closed ones.
     pub fn prune(&self, now: Timestamp) {
-        let known: Vec<_> = lock(&self.open).values().cloned().collect();
-        for log in known {
-            lock(&log).prune(self.retention, now);
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let agent = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let Some(agent) = agent else { continue };
+            let open = lock(&self.open).get(&agent).map(|(_, log)| Arc::clone(log));
+            match open {
+                Some(log) => lock(&log).prune(self.retention, now),
+                None => {
+                    let mut closed = AgentLog::closed(entry.path());
+                    let _ = closed.list();
+                    closed.prune(self.retention, now);
+                }
+            }
         }
     }
 }
 
+/// Closes a quarter of the logs, those used longest ago, but none that is in use or followed.
+fn close_some(open: &mut HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>) {
+    let mut idle: Vec<(u64, AgentId)> = open
+        .iter()
+        .filter(|(_, (_, log))| Arc::strong_count(log) == 1 && !lock(log).is_followed())
+        .map(|(agent, (used, _))| (*used, *agent))
+        .collect();
+    idle.sort_unstable();
+    for (_, agent) in idle.into_iter().take(OPEN_MAX / 4) {
+        open.remove(&agent);
+    }
+}
+
 impl AgentLog {
-    fn open(folder: PathBuf) -> Self {
-        let mut log = Self {
+    fn closed(folder: PathBuf) -> Self {
+        Self {
             folder,
             segments: VecDeque::new(),
             file: None,
             next: 1,
             recent: VecDeque::new(),
-            followers: broadcast::Sender::new(FOLLOW_LINES),
-        };
+            followers: None,
+        }
+    }
+
+    fn is_followed(&self) -> bool {
+        self.followers.as_ref().is_some_and(|followers| followers.receiver_count() > 0)
+    }
+
+    fn open(folder: PathBuf) -> Self {
+        let mut log = Self::closed(folder);
         if let Err(error) = log.recover() {
             tracing::warn!(%error, folder = %log.folder.display(), "a log could not be read");
         }
         log
     }
 
-    /// Finds the segments, cuts a torn tail and reads the newest lines.
-    fn recover(&mut self) -> io::Result<()> {
+    /// Finds the segments.
+    fn list(&mut self) -> io::Result<()> {
         let mut first: Vec<u64> = match fs::read_dir(&self.folder) {
             Ok(entries) => entries
                 .flatten()
@@ -113,21 +158,27 @@ impl AgentLog {
             Err(error) => return Err(error),
         };
         first.sort_unstable();
-        for (place, sequence) in first.iter().enumerate() {
-            let path = self.path(*sequence);
-            let mut size = fs::metadata(&path)?.len();
-            if place + 1 == first.len() {
-                let (lines, good) = read_segment(&path)?;
-                if good < size {
-                    fs::OpenOptions::new().write(true).open(&path)?.set_len(good)?;
-                    size = good;
-                }
-                self.next = lines.last().map_or(*sequence, |line| line.sequence + 1);
-                let skip = lines.len().saturating_sub(RECENT_LINES);
-                self.recent = lines.into_iter().skip(skip).collect();
-            }
-            self.segments.push_back((*sequence, size));
+        for sequence in first {
+            let size = fs::metadata(self.path(sequence))?.len();
+            self.segments.push_back((sequence, size));
         }
+        Ok(())
+    }
+
+    /// Finds the segments, cuts a torn tail and reads the newest lines.
+    fn recover(&mut self) -> io::Result<()> {
+        self.list()?;
+        let Some((sequence, size)) = self.segments.back().copied() else { return Ok(()) };
+        let path = self.path(sequence);
+        let (lines, good) = read_segment(&path)?;
+        if good < size {
+            fs::OpenOptions::new().write(true).open(&path)?.set_len(good)?;
+            self.segments.pop_back();
+            self.segments.push_back((sequence, good));
+        }
+        self.next = lines.last().map_or(sequence, |line| line.sequence + 1);
+        let skip = lines.len().saturating_sub(RECENT_LINES);
+        self.recent = lines.into_iter().skip(skip).collect();
         Ok(())
     }
 
@@ -143,8 +194,10 @@ impl AgentLog {
         if self.recent.len() > RECENT_LINES {
             self.recent.pop_front();
         }
-        // Nobody may be listening.
-        let _ = self.followers.send(line);
+        match &self.followers {
+            Some(followers) if followers.send(line).is_err() => self.followers = None,
+            Some(_) | None => {}
+        }
         let full = self.segments.back().is_none_or(|(_, size)| *size >= SEGMENT_BYTES);
         if full {
             fs::create_dir_all(&self.folder)?;
@@ -314,7 +367,9 @@ impl Logs for SegmentLogs {
     }
 
     fn follow(&self, agent: AgentId) -> broadcast::Receiver<LogLine> {
-        lock(&self.log(agent)).followers.subscribe()
+        let log = self.log(agent);
+        let mut log = lock(&log);
+        log.followers.get_or_insert_with(|| broadcast::Sender::new(FOLLOW_LINES)).subscribe()
     }
 
     fn forget(&self, agent: AgentId) {
@@ -342,6 +397,26 @@ mod tests {
 
     fn messages(lines: &[LogLine]) -> Vec<&str> {
         lines.iter().map(|line| line.message.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn only_so_many_logs_are_open_and_a_followed_one_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let logs = SegmentLogs::open(folder.path(), Retention::default()).expect("opens");
+        let mut followed = logs.follow(AgentId(1));
+        for agent in 1..=u128::try_from(OPEN_MAX).expect("small") * 2 {
+            logs.append(AgentId(agent), line(agent.to_string()));
+        }
+        assert!(lock(&logs.open).len() <= OPEN_MAX);
+        logs.prune(Timestamp::from_millis(2));
+        for agent in [1, 2, 700] {
+            logs.append(AgentId(agent), line("again".to_owned()));
+            let query = LogQuery { limit: 5, ..LogQuery::default() };
+            let (lines, _) = logs.read(AgentId(agent), query).await;
+            assert_eq!(messages(&lines), vec![agent.to_string().as_str(), "again"]);
+        }
+        let heard = [followed.try_recv(), followed.try_recv()].map(|line| line.map(|l| l.message));
+        assert_eq!(heard, [Ok("1".to_owned()), Ok("again".to_owned())]);
     }
 
     #[tokio::test]

@@ -339,10 +339,13 @@ impl Process for Session {
 
     fn listens(&self) -> bool {
         let listening = listening_inodes(self.port);
-        let session = self.pid.as_raw_nonzero().get();
+        let own = match &self.group {
+            Some(group) => group.processes(),
+            None => processes_of_session(self.pid.as_raw_nonzero().get()),
+        };
         // Where the kernel tells nothing of sockets there is nothing to compare.
         listening.is_empty()
-            || sockets_of_session(session).iter().any(|one| listening.contains(one))
+            || own.into_iter().flat_map(sockets_of).any(|one| listening.contains(&one))
     }
 
     fn usage(&self) -> Option<(u64, u64)> {
@@ -380,22 +383,30 @@ fn listening_inodes(port: u16) -> Vec<u64> {
     tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(of_line).collect()
 }
 
-/// Sockets that the processes of a session hold open, by inode.
-fn sockets_of_session(session: i32) -> Vec<u64> {
+/// The processes of a session.
+fn processes_of_session(session: i32) -> Vec<i32> {
     let mut found = vec![];
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
         let own = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(3));
-        if own.and_then(|own| own.parse::<i32>().ok()) != Some(session) {
-            continue;
+        if own.and_then(|own| own.parse::<i32>().ok()) == Some(session) {
+            found.push(pid);
         }
-        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        found.extend(files.filter_map(|file| {
-            let target = fs::read_link(file.path()).ok()?;
-            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()
-        }));
     }
     found
+}
+
+/// Sockets that a process holds open, by inode.
+fn sockets_of(pid: i32) -> Vec<u64> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let inodes = files.filter_map(|file| {
+        let target = fs::read_link(file.path()).ok()?;
+        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()
+    });
+    inodes.collect()
 }
 
 /// When a process began, in ticks since boot: tells it from a later one with its number.

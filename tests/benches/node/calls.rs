@@ -86,6 +86,8 @@ pub(crate) async fn streamed(node: &Node, me: &Customer, id: &str, port: u64) {
     let plain = Client::builder().build().expect("a client");
     let direct_url = format!("http://127.0.0.1:{port}/invoke");
     let path = format!("/v1/agents/{id}/invoke");
+    // A connection each: one connection of HTTP/2 carries no more than 256 streams.
+    let me = me.http1();
     let ask = |body: serde_json::Value| {
         me.request(Method::POST, &path).header("accept", "text/event-stream").json(&body)
     };

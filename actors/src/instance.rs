@@ -88,6 +88,8 @@ struct Known {
     seen: Seen,
     isolation: Vec<String>,
     ended: Ended,
+    process: Option<Arc<dyn Process>>,
+    cpu_ms: u64,
 }
 
 impl Handle {
@@ -103,6 +105,16 @@ impl Handle {
     /// The layers of isolation that hold for it.
     pub fn isolation(&self) -> Vec<String> {
         self.known().isolation.clone()
+    }
+
+    /// Bytes of memory now, and milliseconds of processor time since the last time somebody asked.
+    pub fn usage(&self) -> (u64, u64) {
+        let process = self.known().process.clone();
+        let Some((memory, cpu_ms)) = process.and_then(|process| process.usage()) else {
+            return (0, 0);
+        };
+        let before = std::mem::replace(&mut self.known().cpu_ms, cpu_ms);
+        (memory, cpu_ms.saturating_sub(before))
     }
 
     /// How it ended.
@@ -145,7 +157,13 @@ pub async fn start(
     let (agent_id, id) = (request.agent_id, request.instance_id);
     let arguments = (Arc::clone(world), request);
     let (actor, _) = Actor::spawn_linked(None, InstanceActor, arguments, supervisor).await?;
-    let state = Known { seen: Seen::Starting, isolation: vec![], ended: Ended::default() };
+    let state = Known {
+        seen: Seen::Starting,
+        isolation: vec![],
+        ended: Ended::default(),
+        process: None,
+        cpu_ms: 0,
+    };
     let handle = Arc::new(Handle { agent_id, actor, state: Mutex::new(state) });
     world.watch.instances.all().insert(id, handle);
     Ok(())
@@ -265,7 +283,11 @@ impl Running {
 
     fn started(&mut self, myself: &ActorRef<InstanceMessage>, started: Started) {
         let Started { address, isolation, output, exit, process } = started;
-        self.tell(|known| known.isolation = isolation);
+        let shown = Arc::clone(&process);
+        self.tell(|known| {
+            known.isolation = isolation;
+            known.process = Some(shown);
+        });
         self.address = Some(address);
         self.process = Some(process);
         let reader = self.read_output(output);
@@ -431,6 +453,7 @@ impl Running {
         let asked = self.asked;
         self.tell(|known| {
             known.seen = Seen::Exited;
+            known.process = None;
             known.ended = Ended { stayed_up, asked, cause };
         });
     }

@@ -153,6 +153,9 @@ impl World {
             queue: self.settings.queue,
             in_flight: self.settings.in_flight,
         };
+        if self.routes.is_cold(agent) {
+            self.meter.cold_start(agent, self.now());
+        }
         self.routes.take(agent, patience).await
     }
 

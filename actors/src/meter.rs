@@ -1,4 +1,5 @@
-//! Counts calls: ten-second buckets for 24 hours, closed ones kept by [`crate::ports::Series`].
+//! Counts calls and what instances use: ten-second buckets for 24 hours and five-minute ones for 30
+//! days, closed ones kept by [`crate::ports::Series`].
 //!
 //! Counters are not decisions: they live in memory and in what a node may lose, never in the log. A
 //! crash forgets the bucket that was open.
@@ -57,6 +58,88 @@ pub struct Bucket {
     pub compute_ms: u64,
     /// Microseconds.
     pub latency: Histogram<u64>,
+    /// What was seen of its instances.
+    pub gauges: Gauges,
+}
+
+/// What an agent's instances were and used, added up over looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gauges {
+    /// How often somebody looked.
+    pub looks: u64,
+    /// Ready instances, added up.
+    pub instances: u64,
+    /// The fewest.
+    pub instances_min: u64,
+    /// The most.
+    pub instances_max: u64,
+    /// Bytes of memory, added up.
+    pub memory_bytes: u64,
+    /// Processor time used, in milliseconds.
+    pub cpu_ms: u64,
+    /// Processor time that could have been used, in milliseconds.
+    pub cpu_allowed_ms: u64,
+    /// Calls that found no ready instance.
+    pub cold_starts: u64,
+    /// Time that the agent was meant to serve, in milliseconds.
+    pub meant_ms: u64,
+    /// Time that it did.
+    pub up_ms: u64,
+}
+
+impl Gauges {
+    /// What one look at `instances` ready ones saw.
+    pub fn look(instances: u64, elapsed: Duration) -> Self {
+        let elapsed = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            looks: 1,
+            instances,
+            instances_min: instances,
+            instances_max: instances,
+            meant_ms: elapsed,
+            up_ms: if instances > 0 { elapsed } else { 0 },
+            ..Self::default()
+        }
+    }
+
+    /// Adds another stretch of time.
+    pub fn add(&mut self, other: &Self) {
+        self.instances_min = match (self.looks, other.looks) {
+            (0, _) => other.instances_min,
+            (_, 0) => self.instances_min,
+            _ => self.instances_min.min(other.instances_min),
+        };
+        self.instances_max = self.instances_max.max(other.instances_max);
+        self.looks += other.looks;
+        self.instances += other.instances;
+        self.memory_bytes += other.memory_bytes;
+        self.cpu_ms += other.cpu_ms;
+        self.cpu_allowed_ms += other.cpu_allowed_ms;
+        self.cold_starts += other.cold_starts;
+        self.meant_ms += other.meant_ms;
+        self.up_ms += other.up_ms;
+    }
+
+    /// Ready instances on average.
+    pub fn instances_avg(&self) -> f64 {
+        share(self.instances, self.looks)
+    }
+
+    /// Memory of all instances together on average, in MiB.
+    pub fn memory_mb(&self) -> f64 {
+        share(self.memory_bytes / (1024 * 1024), self.looks)
+    }
+
+    /// Used share of the cores that the instances may use.
+    pub fn cpu_percent(&self) -> f64 {
+        share(self.cpu_ms * 100, self.cpu_allowed_ms)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a mean needs no more than 53 bits")]
+fn share(of: u64, by: u64) -> f64 {
+    if by == 0 { 0.0 } else { rounded(of as f64 / by as f64) }
 }
 
 impl Default for Bucket {
@@ -68,6 +151,7 @@ impl Default for Bucket {
             tokens: 0,
             compute_ms: 0,
             latency: latency.expect("constant bounds are in order"),
+            gauges: Gauges::default(),
         }
     }
 }
@@ -81,6 +165,8 @@ struct Stored {
     compute_ms: u64,
     #[serde(with = "serde_bytes_vec")]
     latency: Vec<u8>,
+    #[serde(default)]
+    gauges: Gauges,
 }
 
 mod serde_bytes_vec {
@@ -114,6 +200,7 @@ impl Bucket {
         self.compute_ms += other.compute_ms;
         // Equal bounds always add.
         let _ = self.latency.add(&other.latency);
+        self.gauges.add(&other.gauges);
     }
 
     /// Milliseconds below which this share of calls stayed.
@@ -144,15 +231,15 @@ impl Bucket {
         let mut latency = vec![];
         let written = V2Serializer::new().serialize(&self.latency, &mut latency);
         written.expect("a histogram fits in memory");
-        let Self { requests, errors, tokens, compute_ms, .. } = *self;
-        codec::encode(&Stored { requests, errors, tokens, compute_ms, latency })
+        let Self { requests, errors, tokens, compute_ms, gauges, .. } = *self;
+        codec::encode(&Stored { requests, errors, tokens, compute_ms, latency, gauges })
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
         let stored: Stored = codec::decode(bytes).ok()?;
         let latency = Deserializer::new().deserialize(&mut stored.latency.as_slice()).ok()?;
-        let Stored { requests, errors, tokens, compute_ms, .. } = stored;
-        let mut bucket = Self { requests, errors, tokens, compute_ms, ..Self::default() };
+        let Stored { requests, errors, tokens, compute_ms, gauges, .. } = stored;
+        let mut bucket = Self { requests, errors, tokens, compute_ms, gauges, ..Self::default() };
         let _ = bucket.latency.add::<Histogram<u64>>(latency);
         Some(bucket)
     }
@@ -196,6 +283,13 @@ struct Counted {
     uptime: HashMap<AgentId, Uptime>,
 }
 
+impl Counted {
+    fn bucket(&mut self, agent: AgentId, now: Timestamp) -> &mut Bucket {
+        let start = floor(now, BUCKET);
+        &mut self.open.entry(agent).or_insert_with(|| (start, Bucket::default())).1
+    }
+}
+
 /// Time that an agent was meant to serve, and time that it did.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uptime {
@@ -226,10 +320,14 @@ impl Meter {
     /// Counts a call.
     pub fn record(&self, agent: AgentId, sample: Sample, now: Timestamp) {
         let mut counted = self.counted();
-        let start = floor(now, BUCKET);
-        let (_, bucket) = counted.open.entry(agent).or_insert_with(|| (start, Bucket::default()));
-        bucket.count(sample);
+        counted.bucket(agent, now).count(sample);
         coarse(counted.days.entry(agent).or_default(), sample, now);
+    }
+
+    /// Counts a call that found no ready instance.
+    pub fn cold_start(&self, agent: AgentId, now: Timestamp) {
+        let cold = Gauges { cold_starts: 1, ..Gauges::default() };
+        self.counted().bucket(agent, now).gauges.add(&cold);
     }
 
     /// Takes the buckets that began before the one of `now`, for keeping.
@@ -273,15 +371,17 @@ impl Meter {
         }
     }
 
-    /// For this long the agent was meant to serve, and did or did not.
-    pub fn observe(&self, agent: AgentId, up: bool, elapsed: Duration) {
+    /// Counts what a look at an agent that is meant to serve saw.
+    pub fn observe(&self, agent: AgentId, look: Gauges, now: Timestamp) {
         let mut counted = self.counted();
-        let uptime = counted.uptime.entry(agent).or_default();
-        uptime.meant += elapsed;
-        uptime.up += if up { elapsed } else { Duration::ZERO };
-        if uptime.meant > UPTIME_WINDOW {
-            *uptime = Uptime { meant: uptime.meant / 2, up: uptime.up / 2 };
-        }
+        counted.bucket(agent, now).gauges.add(&look);
+        counted.uptime.entry(agent).or_default().add(&look);
+    }
+
+    /// Counts five minutes that were kept before this start into the uptime.
+    pub fn restore_uptime(&self, agent: AgentId, bytes: &[u8]) {
+        let Some(bucket) = Bucket::read(bytes) else { return };
+        self.counted().uptime.entry(agent).or_default().add(&bucket.gauges);
     }
 
     /// Share of time up; all of it for an agent that was never meant to serve.
@@ -307,6 +407,25 @@ impl Meter {
         counted.days.remove(&agent);
         counted.uptime.remove(&agent);
     }
+}
+
+impl Uptime {
+    fn add(&mut self, gauges: &Gauges) {
+        self.meant += Duration::from_millis(gauges.meant_ms);
+        self.up += Duration::from_millis(gauges.up_ms);
+        if self.meant > UPTIME_WINDOW {
+            *self = Self { meant: self.meant / 2, up: self.up / 2 };
+        }
+    }
+}
+
+/// A kept bucket and one more, as one.
+pub fn merged(kept: Option<&[u8]>, more: &[u8]) -> Vec<u8> {
+    let Some(mut bucket) = kept.and_then(Bucket::read) else { return more.to_vec() };
+    if let Some(more) = Bucket::read(more) {
+        bucket.add(&more);
+    }
+    bucket.bytes()
 }
 
 fn coarse(day: &mut Vec<Coarse>, sample: Sample, now: Timestamp) {
@@ -368,5 +487,27 @@ mod tests {
         let summary = meter.summary(AgentId(1), at);
         assert_eq!((summary.requests, summary.error_rate_percent), (100, 1.0));
         assert_eq!(meter.summary(AgentId(1), at.plus(DAY * 2)), Summary::default());
+    }
+
+    #[test]
+    fn looks_add_up_and_survive_being_kept() {
+        let meter = Meter::default();
+        let at = Timestamp::from_millis(1_000_000);
+        let second = Duration::from_secs(1);
+        for instances in [2, 0, 4] {
+            let look = Gauges::look(instances, second);
+            let used = Gauges { memory_bytes: 30 << 20, cpu_ms: 500, cpu_allowed_ms: 1000, ..look };
+            meter.observe(AgentId(1), used, at);
+        }
+        meter.cold_start(AgentId(1), at);
+        assert_eq!(meter.uptime_percent(AgentId(1)), 66.667);
+        let closed = meter.close(at.plus(BUCKET)).remove(0).2;
+        let twice = Bucket::read(&merged(Some(&closed), &closed)).expect("reads back").gauges;
+        assert_eq!((twice.looks, twice.cold_starts), (6, 2));
+        assert_eq!((twice.instances_min, twice.instances_max, twice.instances_avg()), (0, 4, 2.0));
+        assert_eq!((twice.cpu_percent(), twice.memory_mb()), (50.0, 30.0));
+        let later = Meter::default();
+        later.restore_uptime(AgentId(1), &closed);
+        assert_eq!(later.uptime_percent(AgentId(1)), 66.667);
     }
 }

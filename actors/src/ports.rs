@@ -362,7 +362,8 @@ pub trait Logs: Send + Sync + 'static {
 pub trait Series: Send + Sync + 'static {
     /// Keeps a bucket that began at `at`.
     fn put(&self, agent: domain::AgentId, at: Timestamp, bucket: Vec<u8>);
-    /// The buckets that began in `from..to`, oldest first.
+    /// The buckets that began in `from..to`, oldest first: of ten seconds in the last day, of five
+    /// minutes in the 30 days before.
     fn range(
         &self,
         agent: domain::AgentId,

@@ -26,6 +26,7 @@ use crate::{
     call::invoke,
     instance::Instances,
     job::{JobActor, JobArguments, JobMessage},
+    meter::Gauges,
     ports::Observer,
     route::Slot,
     world::World,
@@ -393,14 +394,26 @@ impl Children {
 
     fn observe_uptime(&self) {
         let world = &self.world;
-        let serving: Vec<AgentId> = {
+        let serving: Vec<(AgentId, u64)> = {
             let directory = world.directory().read();
             let agents = directory.agents.rows().filter(|(_, agent)| agent.is_serving());
-            agents.map(|(id, _)| *id).collect()
+            agents.map(|(id, agent)| (*id, u64::from(agent.spec.resources.cpu))).collect()
         };
-        for id in serving {
-            let up = world.routes.health(id).ready > 0;
-            world.meter.observe(id, up, world.settings.sweep_every);
+        let elapsed = world.settings.sweep_every;
+        let mut used: HashMap<AgentId, (u64, u64)> = HashMap::new();
+        for handle in world.watch.instances.handles() {
+            let (memory, cpu) = handle.usage();
+            let sum = used.entry(handle.agent_id).or_default();
+            *sum = (sum.0 + memory, sum.1 + cpu);
+        }
+        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        for (id, cores) in serving {
+            let ready = world.routes.health(id).ready as u64;
+            let (memory_bytes, cpu_ms) = used.get(&id).copied().unwrap_or_default();
+            let cpu_allowed_ms = ready * cores * millis;
+            let look = Gauges::look(ready, elapsed);
+            let look = Gauges { memory_bytes, cpu_ms, cpu_allowed_ms, ..look };
+            world.meter.observe(id, look, world.now());
         }
     }
 

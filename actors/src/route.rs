@@ -334,6 +334,11 @@ pub struct Health {
 }
 
 impl Routes {
+    /// Whether an agent has no ready instance.
+    pub fn is_cold(&self, agent: AgentId) -> bool {
+        self.known(agent).is_none_or(|route| !route.has_ready())
+    }
+
     /// Calls of an agent that wait for a slot.
     pub fn waiting(&self, agent: AgentId) -> usize {
         self.known(agent).map_or(0, |route| route.waiting())

@@ -476,7 +476,7 @@ impl AgentsApi {
         AgentAnswer::Ok(body, wire::etag(&view.agent), replayed(is_replay))
     }
 
-    async fn change(
+    pub(crate) async fn change(
         &self,
         command: Command,
         key: Option<domain::idempotency::Keyed>,

@@ -14,7 +14,7 @@ use poem_openapi::{
 
 use crate::{
     Handle,
-    agents::agent_id,
+    agents::{AgentAnswer, AgentsApi, agent_id},
     body::{
         deployment::{DeploymentBody, VersionBody},
         log::{LogLineBody, LogPage},
@@ -129,6 +129,34 @@ impl DeploymentsApi {
         }
     }
 
+    /// Roll back to a deployment
+    ///
+    /// Scope: `agents:write`. As rolling back to the version that this deployment brought; one that
+    /// never served brought none.
+    #[oai(
+        path = "/agents/:id/deployments/:deployment_id/rollback",
+        method = "post",
+        operation_id = "rollbackToDeployment"
+    )]
+    async fn rollback(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The agent.
+        id: Path<String>,
+        /// The deployment.
+        #[oai(name = "deployment_id")]
+        dep: Path<String>,
+    ) -> std::result::Result<AgentAnswer, ApiError> {
+        caller.permit(Scope::AgentsWrite)?;
+        let (tenant, id, dep) = (caller.tenant(), agent_id(&id)?, deployment_id(&dep)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let version = self.brought(&caller, id, dep).await?;
+        let deployment = self.0.service.world.mint(DeploymentId::new);
+        let command = Command::RollbackAgent { tenant, id, version, deployment };
+        AgentsApi(self.0.clone()).change(command, key).await
+    }
+
     /// Get a deployment's build log
     ///
     /// Scope: `agents:read`. Oldest first.
@@ -191,6 +219,24 @@ impl DeploymentsApi {
 }
 
 impl DeploymentsApi {
+    /// The version that a deployment brought into service.
+    async fn brought(
+        &self,
+        caller: &Caller,
+        agent: AgentId,
+        id: DeploymentId,
+    ) -> std::result::Result<u64, ApiError> {
+        let directory = self.0.service.directory().await?.read();
+        directory.agent(caller.tenant(), agent)?;
+        let row = directory.deployment(agent, id).ok_or(Rejection::DeploymentNotFound(id))?;
+        let brought = directory.versions_of(agent).find(|version| version.deployment_id == id);
+        let never = || Rejection::InvalidState {
+            current: row.status.as_str().to_owned(),
+            allowed: vec!["live".to_owned(), "superseded".to_owned()],
+        };
+        Ok(brought.ok_or_else(never)?.number)
+    }
+
     async fn known(
         &self,
         caller: &Caller,

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     Handle,
     agents::agent_id,
-    body::metrics::{LatencyBody, MetricsBody, MetricsSummary, SeriesBody},
+    body::metrics::{InstanceCounts, LatencyBody, MetricsBody, MetricsSummary, SeriesBody},
     caller::{Caller, Scope},
     envelope::Success,
     error::{ApiError, Problem},
@@ -34,7 +34,7 @@ impl MetricsApi {
     /// Get an agent's metrics
     ///
     /// Scope: `agents:read`. The last hour in steps of a minute, unless said otherwise; ten-second
-    /// figures are kept for 24 hours.
+    /// figures are kept for 24 hours, five-minute ones for 30 days.
     #[oai(path = "/agents/:id/metrics", method = "get", operation_id = "getAgentMetrics")]
     async fn metrics(
         &self,
@@ -100,6 +100,14 @@ fn summary(whole: &Bucket, queue_depth: u64) -> MetricsSummary {
         },
         tokens_used: whole.tokens,
         compute_ms: whole.compute_ms,
+        cold_starts: whole.gauges.cold_starts,
+        cpu_percent: whole.gauges.cpu_percent(),
+        memory_mb: whole.gauges.memory_mb(),
+        instances: InstanceCounts {
+            min: whole.gauges.instances_min,
+            avg: whole.gauges.instances_avg(),
+            max: whole.gauges.instances_max,
+        },
         queue_depth,
     }
 }
@@ -107,7 +115,7 @@ fn summary(whole: &Bucket, queue_depth: u64) -> MetricsSummary {
 type Figure = (&'static str, &'static str, fn(&Bucket) -> Value);
 
 /// Every series: its name, its unit, and how it is read off a step.
-const FIGURES: [Figure; 7] = [
+const FIGURES: [Figure; 10] = [
     ("requests", "count", |bucket| json!(bucket.requests)),
     ("errors", "count", |bucket| json!(bucket.errors)),
     ("latency_p50", "ms", |bucket| json!(bucket.latency_ms(0.5))),
@@ -115,6 +123,9 @@ const FIGURES: [Figure; 7] = [
     ("latency_p99", "ms", |bucket| json!(bucket.latency_ms(0.99))),
     ("tokens_used", "count", |bucket| json!(bucket.tokens)),
     ("compute_ms", "ms", |bucket| json!(bucket.compute_ms)),
+    ("cpu_percent", "percent", |bucket| json!(bucket.gauges.cpu_percent())),
+    ("memory_mb", "MiB", |bucket| json!(bucket.gauges.memory_mb())),
+    ("instances", "count", |bucket| json!(bucket.gauges.instances_avg())),
 ];
 
 fn series(steps: &BTreeMap<Timestamp, Bucket>) -> Vec<SeriesBody> {

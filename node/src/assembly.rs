@@ -228,6 +228,7 @@ fn world(
         watch,
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
+    series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
     world
 }
 

@@ -35,8 +35,27 @@ pub struct MetricsSummary {
     pub tokens_used: u64,
     /// Time in agents.
     pub compute_ms: u64,
+    /// Calls that found no ready instance.
+    pub cold_starts: u64,
+    /// Used share of the cores that the instances may use.
+    pub cpu_percent: f64,
+    /// Memory of all instances together on average, in MiB.
+    pub memory_mb: f64,
+    /// Ready instances.
+    pub instances: InstanceCounts,
     /// Calls that wait for a slot now.
     pub queue_depth: u64,
+}
+
+/// Ready instances.
+#[derive(Clone, Debug, Object)]
+pub struct InstanceCounts {
+    /// The fewest.
+    pub min: u64,
+    /// On average.
+    pub avg: f64,
+    /// The most.
+    pub max: u64,
 }
 
 /// One figure over time.

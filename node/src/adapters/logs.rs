@@ -50,10 +50,13 @@ impl Default for Retention {
 pub struct SegmentLogs {
     folder: PathBuf,
     retention: Retention,
-    open: Mutex<HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>>,
+    open: Mutex<OpenLogs>,
     /// Counts uses, so that they have an order.
     uses: AtomicU64,
 }
+
+/// Open logs, each with its last use.
+type OpenLogs = HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>;
 
 struct AgentLog {
     folder: PathBuf,
@@ -111,7 +114,7 @@ impl SegmentLogs {
 }
 
 /// Closes a quarter of the logs, those used longest ago, but none that is in use or followed.
-fn close_some(open: &mut HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>) {
+fn close_some(open: &mut OpenLogs) {
     let mut idle: Vec<(u64, AgentId)> = open
         .iter()
         .filter(|(_, (_, log))| Arc::strong_count(log) == 1 && !lock(log).is_followed())

@@ -150,6 +150,14 @@ async fn metrics_count_calls_over_time() {
     let points = requests.and_then(|one| one["points"].as_array()).cloned().unwrap_or_default();
     let total: u64 = points.iter().filter_map(|point| point[1].as_u64()).sum();
     assert_eq!(total, 6);
+    let path = format!("/v1/agents/{id}/metrics?step=10");
+    eventually("somebody looked at the instance", Duration::from_secs(20), async || {
+        let summary = me.get(&path).await.data(200)["summary"].clone();
+        let memory = summary["memory_mb"].as_f64().unwrap_or_default();
+        let one = summary["instances"]["max"] == 1 && summary["cpu_percent"].is_number();
+        if one && memory > 1.0 { Ok(()) } else { Err(summary.to_string()) }
+    })
+    .await;
     me.get(&format!("/v1/agents/{id}/metrics?from=2026-01-02T00:00:00Z&to=2026-01-01T00:00:00Z"))
         .await
         .refused(400, "VALIDATION_ERROR");

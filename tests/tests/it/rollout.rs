@@ -137,6 +137,19 @@ async fn rollback_brings_back_code_and_environment_under_the_old_number() {
     let numbers: Vec<_> =
         versions["items"].as_array().expect("items").iter().map(|v| v["version"].clone()).collect();
     assert_eq!(numbers, [json!("2"), json!("1")]);
+    let deployments = me.get(&format!("/v1/agents/{id}/deployments")).await.data(200);
+    let of = |version: &str| {
+        let items = deployments["items"].as_array().expect("items");
+        let own =
+            items.iter().filter(|one| one["version"] == version && one["trigger"] != "rollback");
+        own.map(|one| one["id"].as_str().expect("an id").to_owned()).next().expect("one brought it")
+    };
+    let path = |version: &str| format!("/v1/agents/{id}/deployments/{}/rollback", of(version));
+    me.call(&path("2")).await.data(200);
+    let agent = deployment(&me, &id, "live").await;
+    assert_eq!((&agent["version"], output(&me, &id).await), (&json!("2"), json!("two")));
+    let missing = format!("/v1/agents/{id}/deployments/dep_00000000000000000000000000/rollback");
+    me.call(&missing).await.refused(404, "DEPLOYMENT_NOT_FOUND");
 }
 
 #[tokio::test]

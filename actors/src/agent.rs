@@ -30,6 +30,9 @@ use crate::{
     world::World,
 };
 
+/// Between looks for room for one more instance of an agent that serves.
+const ROOM_LOOKED_FOR_EVERY: Duration = Duration::from_secs(5);
+
 /// What wakes an agent.
 pub enum AgentMessage {
     /// Something may have changed; find out what. Carries no hint on purpose.
@@ -64,6 +67,7 @@ pub struct Owner {
     build: Option<(DeploymentId, AbortHandle)>,
     alarm: Option<AbortHandle>,
     has_adopted: bool,
+    no_room_at: Option<Timestamp>,
 }
 
 impl Drop for Owner {
@@ -96,6 +100,7 @@ impl Actor for AgentActor {
             build: None,
             alarm: None,
             has_adopted: false,
+            no_room_at: None,
         })
     }
 
@@ -221,12 +226,15 @@ impl Owner {
         match step {
             Step::Build(id) => self.build.as_ref().is_some_and(|(building, _)| building == id),
             Step::Drain(id, _) => self.seen(*id) == Some(Seen::Draining),
+            Step::Place { .. } => {
+                let now = self.world.now();
+                self.no_room_at.is_some_and(|at| now.since(at) < ROOM_LOOKED_FOR_EVERY)
+            }
             Step::BeginRollout(_)
             | Step::Verify(_)
             | Step::Promote(_)
             | Step::FailDeployment(..)
             | Step::FailAgent(_)
-            | Step::Place { .. }
             | Step::Remove(_)
             | Step::ReportRunning(_)
             | Step::ReportStopped
@@ -385,6 +393,16 @@ impl Owner {
         deployment_id: DeploymentId,
         sight: &Sight,
     ) -> Result<(), ActorProcessingErr> {
+        if let Some(failure) = self.lacks_room(&sight.agent) {
+            let now = self.world.now();
+            if sight.agent.is_serving() && sight.agent.version == Some(version) {
+                // What runs goes on; one more is tried again later.
+                self.no_room_at = Some(now);
+            } else {
+                self.crashes.exited(version, false, now, failure);
+            }
+            return Ok(());
+        }
         let id = self.world.mint(InstanceId::new);
         let row = Instance {
             id,
@@ -409,6 +427,28 @@ impl Owner {
                 Ok(())
             }
         }
+    }
+
+    /// Whether one more instance would be more than this node may promise.
+    fn lacks_room(&self, agent: &Agent) -> Option<Failure> {
+        let capacity = self.world.settings.capacity;
+        let directory = self.world.directory().read();
+        let here = directory.instances.rows().filter(|(_, row)| row.node_id == self.world.node_id);
+        let promised = here.filter_map(|(_, row)| directory.agents.get(&row.agent_id));
+        let all = promised.map(|other| other.spec.resources.clone());
+        let (cores, memory_mb) =
+            all.chain([agent.spec.resources.clone()]).fold((0, 0), |sum, one| {
+                (sum.0 + u64::from(one.cpu), sum.1 + u64::from(one.memory_mb))
+            });
+        let what = match () {
+            () if memory_mb > capacity.memory_mb => "memory",
+            () if cores > capacity.cores => "processors",
+            () => return None,
+        };
+        let message = format!(
+            "no node of this cloud has {what} left for one more instance; lower resources, or stop other agents"
+        );
+        Some(Failure::new("NO_CAPACITY", message))
     }
 
     fn start_request(

@@ -4,6 +4,15 @@ use std::time::Duration;
 
 use domain::agent::plan::Timing;
 
+/// What the instances of a node may be promised together.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Cores; more than there are, since they are ceilings and not reservations.
+    pub cores: u64,
+    /// MiB of memory.
+    pub memory_mb: u64,
+}
+
 /// See the fields.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -17,6 +26,8 @@ pub struct Settings {
     pub health_failures: u32,
     /// Between SIGTERM and SIGKILL.
     pub kill_after: Duration,
+    /// What instances may be promised together.
+    pub capacity: Capacity,
     /// How long a build may take.
     pub build_timeout: Duration,
     /// Builds at once on this node.
@@ -60,6 +71,7 @@ impl Default for Settings {
             health_timeout: secs(5),
             health_failures: 3,
             kill_after: secs(5),
+            capacity: Capacity { cores: u64::MAX, memory_mb: u64::MAX },
             build_timeout: secs(30 * 60),
             builds: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
             sync_timeout: (secs(300), secs(900)),

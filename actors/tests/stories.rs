@@ -9,7 +9,7 @@ use actors::{
     invocation::{CallError, Invocation, OUTPUT_BYTES_MAX},
     root::{self, RootMessage},
     route::NoSlot,
-    settings::Settings,
+    settings::{Capacity, Settings},
 };
 use domain::{
     AgentId, CloudId, DeploymentId, JobId, OrgId, RequestId, Timestamp, UploadId,
@@ -61,7 +61,11 @@ struct Stage {
 
 impl Stage {
     async fn set() -> Self {
-        let node = FakeNode::new(settings());
+        Self::with(settings()).await
+    }
+
+    async fn with(settings: Settings) -> Self {
+        let node = FakeNode::new(settings);
         let service = Service { world: Arc::clone(&node.world) };
         let clouds =
             vec![cloud(CloudId(1), Provider::Process), cloud(CloudId(2), Provider::Docker)];
@@ -285,6 +289,25 @@ async fn the_reason_of_early_ends_is_told_apart() {
         stage.in_time(Status::Failed).await;
         assert_eq!(stage.reason(), code, "{behavior:?}");
     }
+}
+
+#[tokio::test]
+async fn a_node_promises_no_more_than_it_has() {
+    let few = Settings { capacity: Capacity { cores: 2, memory_mb: 10_000 }, ..settings() };
+    let stage = Stage::with(few).await;
+    stage.create(instances(3)).await;
+    stage.is(Status::Running).await;
+    stage.until("two run", |stage| stage.node.containers.running() == 2).await;
+    for _ in 0..20 {
+        stage.wind(Duration::from_millis(100));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(stage.node.containers.starts(), 2, "there is no room for the third");
+    let none = Settings { capacity: Capacity { cores: 64, memory_mb: 100 }, ..settings() };
+    let stage = Stage::with(none).await;
+    stage.create(instances(1)).await;
+    stage.in_time(Status::Failed).await;
+    assert_eq!((stage.reason().as_str(), stage.node.containers.starts()), ("NO_CAPACITY", 0));
 }
 
 #[tokio::test]

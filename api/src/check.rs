@@ -412,10 +412,12 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 /// Every pattern that a body uses.
-pub(crate) const PATTERNS: [&str; 3] = [NAME, REPO, SHA256];
+pub(crate) const PATTERNS: [&str; 4] = [NAME, REPO, SHA256, VERSION];
 /// Names of agents and clouds.
 pub(crate) const NAME: &str = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$";
 /// `owner/repository`.
 pub(crate) const REPO: &str = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}/[A-Za-z0-9_.-]{1,100}$";
+/// The version of a language.
+pub(crate) const VERSION: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$";
 /// Lower-case hexadecimal.
 pub(crate) const SHA256: &str = "^[0-9a-f]{64}$";

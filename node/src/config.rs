@@ -7,6 +7,8 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use toml::{Table, Value};
 
+use crate::adapters::system;
+
 /// A length of time, written as `250ms`, `10s`, `5m` or `24h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub Duration);
@@ -55,6 +57,9 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// Share of the machine's memory that is promised to instances.
+const MEMORY_PERCENT: u64 = 90;
+
 const fn secs(seconds: u64) -> Span {
     Span(Duration::from_secs(seconds))
 }
@@ -99,6 +104,8 @@ sections! {
         minimum_isolation: Vec<String> = vec![],
         /// Between SIGTERM and SIGKILL.
         kill_after: Span = secs(5),
+        /// Cores promised to instances for each core there is: `cpu` is a ceiling, not a reservation.
+        cpu_overcommit: u64 = 16,
         /// What the default cloud runs agents with, `process` or `docker`; settled at the first start.
         default_provider: String = "process".to_owned(),
     }
@@ -383,6 +390,10 @@ impl Config {
             health_timeout: health.timeout.0,
             health_failures: health.failures,
             kill_after: self.runtime.kill_after.0,
+            capacity: actors::settings::Capacity {
+                cores: system::cores() * self.runtime.cpu_overcommit,
+                memory_mb: system::memory_mb() * MEMORY_PERCENT / 100,
+            },
             build_timeout: self.build.timeout.0,
             builds: match self.build.concurrent {
                 0 => defaults.builds,

@@ -9,8 +9,8 @@ use crate::{
     JobId, Rejection, Timestamp,
     account::Tenant,
     event::ShardEvent as Event,
-    idempotency::{Keyed, Keys, SWEPT_AT_ONCE, Seen},
-    job::{self, Attempt, Job, JobError, Outcome, Usage},
+    idempotency::{KeyHash, Keyed, Keys, SWEPT_AT_ONCE, Seen},
+    job::{self, Attempt, Job, JobError, Outcome, Payload, Usage},
     machine::{Entry, Machine},
     table::{AnyTable, Order, Table},
 };
@@ -44,8 +44,8 @@ pub enum Command {
 pub enum CallOutcome {
     /// With an output.
     Completed {
-        /// JSON text.
-        output: String,
+        /// The result.
+        output: Payload,
         /// What it used.
         usage: Usage,
         /// The instance that answered.
@@ -53,6 +53,16 @@ pub enum CallOutcome {
     },
     /// With an error, after the call had been dispatched.
     Failed(JobError),
+}
+
+impl CallOutcome {
+    /// The blob that it needs, if any.
+    fn blob(&self) -> Option<&str> {
+        match self {
+            Self::Completed { output, .. } => output.blob(),
+            Self::Failed(_) => None,
+        }
+    }
 }
 
 /// What a granted command is answered with.
@@ -78,6 +88,8 @@ pub struct Shard {
     pub keys: Keys,
     /// The blobs that jobs need.
     pub blobs: Table<JobId, BTreeSet<String>>,
+    /// The blobs that answers of keyed calls need.
+    pub call_blobs: Table<KeyHash, String>,
     /// Whose job was forgotten, and when.
     pub forgotten: Table<JobId, (Tenant, Timestamp)>,
 }
@@ -91,6 +103,7 @@ impl Default for Shard {
             keys: Keys::new(4),
             blobs: Table::history(7),
             forgotten: Table::history(8),
+            call_blobs: Table::history(9),
         }
     }
 }
@@ -117,6 +130,10 @@ impl Shard {
         let mut needed = BTreeSet::new();
         self.blobs.walk(None, Order::Ascending, |_, row| {
             needed.extend(row.iter().cloned());
+            ControlFlow::Continue(())
+        });
+        self.call_blobs.walk(None, Order::Ascending, |_, row| {
+            needed.insert(String::clone(&row));
             ControlFlow::Continue(())
         });
         needed
@@ -161,6 +178,11 @@ impl Shard {
     fn sweep(&mut self, at: Timestamp) {
         let keys = self.keys.expired(at);
         self.keys.forget(&keys);
+        for (_, hash) in keys {
+            if self.keys.done.get(&hash).is_none() {
+                self.call_blobs.remove(&hash);
+            }
+        }
         for key in self.jobs_due(at) {
             self.expiry.remove(&key);
             self.age(key.1, at);
@@ -252,6 +274,9 @@ impl Machine for Shard {
             }
             Event::CallBegun { key, deadline, boot } => self.keys.begun(key, *deadline, boot),
             Event::CallEnded { key, outcome, at } => {
+                if let Some(blob) = outcome.blob() {
+                    self.call_blobs.put(key.hash, blob.to_owned());
+                }
                 self.keys.answered::<CallOutcome>(key, *at, &Ok(outcome.clone()));
             }
             Event::CallWithdrawn(hash) => self.keys.running.remove(hash),
@@ -290,6 +315,7 @@ impl Machine for Shard {
             &mut self.keys.expiry,
             &mut self.blobs,
             &mut self.forgotten,
+            &mut self.call_blobs,
         ]
     }
 

@@ -659,3 +659,20 @@ fn a_finished_job_ages_into_a_memory_and_then_is_nothing() {
     assert_eq!(state.job(foreign, JobId(1)).err(), Some(domain::Rejection::JobNotFound(JobId(1))));
     assert!(!state.has_expired_jobs(at(days(100))), "nothing is left to look at");
 }
+
+#[test]
+fn the_blob_of_a_kept_answer_is_needed_until_its_key_is_forgotten() {
+    let key = Keyed { hash: [7; 32], fingerprint: [1; 32] };
+    let begin =
+        shard::Command::BeginCall { key: key.clone(), deadline: at(60), boot: "b".to_owned() };
+    let output = Payload::Blob { sha256: "answer".to_owned(), bytes: 70_000 };
+    let outcome =
+        shard::CallOutcome::Completed { output, usage: Usage::default(), instance_id: None };
+    let (mut state, _) = played(&[begin, shard::Command::EndCall { key, outcome }]);
+    assert_eq!(state.needed_blobs().into_iter().collect::<Vec<_>>(), ["answer"]);
+    apply(&mut state, &entry(shard::Command::Sweep, 3600));
+    assert_eq!(state.needed_blobs().len(), 1, "its repetition may still come");
+    let later = at(10).plus(domain::idempotency::KEPT_FOR);
+    apply(&mut state, &Entry { at: later, ..entry(shard::Command::Sweep, 0) });
+    assert!(state.needed_blobs().is_empty());
+}

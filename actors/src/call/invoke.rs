@@ -92,7 +92,7 @@ impl Service {
         let begin = Command::BeginCall { key: key.clone(), deadline, boot: world.boot.clone() };
         let answer = world.ask_shard(shard, begin, None, None).await?;
         if let Reply::Call(outcome) = answer.result? {
-            return kept(*outcome);
+            return self.kept(*outcome).await;
         }
         if let Err(refused) = self.serving(tenant, call.agent_id) {
             world.ask_shard(shard, Command::WithdrawCall { key }, None, None).await?;
@@ -113,7 +113,7 @@ impl Service {
             Ok(output) => Command::EndCall {
                 key,
                 outcome: CallOutcome::Completed {
-                    output: output.output.to_string(),
+                    output: self.world.keep(output.output.to_string()).await?,
                     usage: output.usage,
                     instance_id: Some(output.instance_id),
                 },
@@ -126,20 +126,22 @@ impl Service {
         Ok(())
     }
 
+    /// The answer of an earlier, equal call.
+    async fn kept(&self, outcome: CallOutcome) -> Result<Answered<Finished>, ServiceError> {
+        match outcome {
+            CallOutcome::Completed { output, usage, instance_id } => {
+                let text = self.world.text(&output).await?;
+                let output = serde_json::from_str(&text).unwrap_or(Value::String(text));
+                Ok(Answered { value: Finished { output, usage, instance_id }, replayed: true })
+            }
+            CallOutcome::Failed(error) => Err(ServiceError::Kept(error)),
+        }
+    }
+
     /// Calls an agent and gives its events as they come.
     pub async fn stream(&self, tenant: Tenant, call: Invocation) -> Result<Invoked, ServiceError> {
         self.serving(tenant, call.agent_id)?;
         Ok(self.world.stream(call).await?)
-    }
-}
-
-fn kept(outcome: CallOutcome) -> Result<Answered<Finished>, ServiceError> {
-    match outcome {
-        CallOutcome::Completed { output, usage, instance_id } => {
-            let output = serde_json::from_str(&output).unwrap_or(Value::String(output));
-            Ok(Answered { value: Finished { output, usage, instance_id }, replayed: true })
-        }
-        CallOutcome::Failed(error) => Err(ServiceError::Kept(error)),
     }
 }
 

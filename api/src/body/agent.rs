@@ -54,8 +54,8 @@ pub struct RuntimeBody {
     /// `python`, `node` or `binary`; detected if left out.
     #[oai(validator(max_length = 32))]
     pub language: Option<String>,
-    /// The language's version.
-    #[oai(validator(max_length = 32))]
+    /// The language's version: `3` takes any 3, `3.11` any 3.11.
+    #[oai(validator(max_length = 32, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"))]
     pub version: Option<String>,
     /// `langgraph`, `fastapi`, …; detected if left out.
     #[oai(validator(max_length = 64))]

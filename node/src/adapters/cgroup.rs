@@ -73,18 +73,14 @@ impl Cgroups {
         if wanted.is_empty() {
             return None;
         }
-        if here != root {
-            // A group with processes of its own can't share out what it has: this node moves aside.
-            let aside = here.join(format!("{name}-node"));
-            fs::create_dir_all(&aside).ok()?;
-            fs::write(aside.join("cgroup.procs"), std::process::id().to_string()).ok()?;
-        }
-        let base = here.join(name);
-        fs::create_dir_all(&base).ok()?;
-        for folder in [&here, &base] {
-            for controller in &wanted {
-                fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}")).ok()?;
-            }
+        let (aside, base) = (here.join(format!("{name}-node")), here.join(name));
+        let moved = here != root;
+        if shared_out(&here, &base, moved.then_some(&aside), &wanted).is_err() {
+            // Somebody else is in this group: as before, and without limits.
+            let _ = fs::write(here.join("cgroup.procs"), std::process::id().to_string());
+            let _ = fs::remove_dir(&aside);
+            let _ = fs::remove_dir(&base);
+            return None;
         }
         let bases = wanted.into_iter().map(|controller| (controller, base.clone())).collect();
         Some(Self { kind: Kind::V2, bases })
@@ -141,6 +137,27 @@ impl Cgroups {
             let _ = fs::remove_dir(base);
         }
     }
+}
+
+/// Makes a folder for the instances' groups. A group with processes of its own can't share out what
+/// it has, so that this node moves aside where it has to.
+fn shared_out(
+    here: &Path,
+    base: &Path,
+    aside: Option<&PathBuf>,
+    controllers: &[&str],
+) -> io::Result<()> {
+    if let Some(aside) = aside {
+        fs::create_dir_all(aside)?;
+        fs::write(aside.join("cgroup.procs"), std::process::id().to_string())?;
+    }
+    fs::create_dir_all(base)?;
+    for folder in [here, base] {
+        for controller in controllers {
+            fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}"))?;
+        }
+    }
+    Ok(())
 }
 
 fn limit_v1(folder: &Path, controller: &str, limits: &Limits) -> io::Result<()> {

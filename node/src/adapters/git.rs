@@ -1,13 +1,18 @@
 //! Fetches a branch of a repository with the machine's own `git`, which may use exactly the protocol
 //! of the configured base address and asks nobody anything.
 
-use std::{path::Path, process::Stdio};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use domain::deployment::Failure;
 use tokio::process::Command;
 
 /// How much of git's complaint is shown.
 const COMPLAINT_CHARS: usize = 1000;
+
+/// Most bytes of a clone, its history included: twice what an archive may unpack to.
+const CLONE_BYTES_MAX: u64 = 2 * super::archive::UNPACKED_BYTES_MAX;
+/// Between measurements of a clone that is under way.
+const MEASURED_EVERY: Duration = Duration::from_millis(500);
 
 /// What was fetched.
 pub struct Fetched {
@@ -57,7 +62,14 @@ impl GitHost {
             command.args(["--branch", branch]);
         }
         command.arg("--").arg(url).arg(folder);
-        self.run(&mut command).await.map(drop)
+        tokio::select! {
+            cloned = self.run(&mut command) => cloned.map(drop),
+            // The command ends with its future.
+            () = grows_beyond(folder, CLONE_BYTES_MAX) => Err(Failure::new(
+                "SOURCE_FETCH_FAILED",
+                format!("the repository is larger than {} MiB; make it smaller", CLONE_BYTES_MAX >> 20),
+            )),
+        }
     }
 
     async fn run(&self, command: &mut Command) -> Result<String, Failure> {
@@ -80,6 +92,28 @@ impl GitHost {
     }
 }
 
+/// Waits until a folder holds more than this.
+async fn grows_beyond(folder: &Path, most: u64) {
+    loop {
+        tokio::time::sleep(MEASURED_EVERY).await;
+        let folder = folder.to_owned();
+        let bytes = tokio::task::spawn_blocking(move || bytes_below(&folder)).await;
+        if bytes.is_ok_and(|bytes| bytes > most) {
+            return;
+        }
+    }
+}
+
+/// What the files below a folder take; what is being made or removed meanwhile may be missed.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+        _ => entry.metadata().map_or(0, |meta| meta.len()),
+    });
+    sizes.sum()
+}
+
 /// A git that knows nothing of whoever runs this node.
 fn git() -> Command {
     let mut command = Command::new("git");
@@ -98,4 +132,20 @@ fn git() -> Command {
         command.env("GIT_SSL_CAINFO", bundle);
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_folder_that_grows_is_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("objects")).expect("made");
+        std::fs::write(folder.path().join("objects/pack"), [0; 3000]).expect("written");
+        assert_eq!(bytes_below(folder.path()), 3000);
+        let small = tokio::time::timeout(MEASURED_EVERY * 3, grows_beyond(folder.path(), 3000));
+        assert!(small.await.is_err(), "as much as allowed is allowed");
+        grows_beyond(folder.path(), 2999).await;
+    }
 }

@@ -36,3 +36,16 @@ fn aws_lc_random(bytes: &mut [u8]) {
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     provider.secure_random.fill(bytes).expect("the operating system gives random bytes");
 }
+
+/// Cores of this machine.
+pub fn cores() -> u64 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
+}
+
+/// Memory of this machine in MiB; without a `/proc`, no limit.
+pub fn memory_mb() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map_or(u64::MAX / 100, |kib| kib / 1024)
+}

@@ -367,6 +367,11 @@ async fn a_cloud_without_an_engine_says_so() {
         me.post("/v1/clouds", &json!({ "name": "later", "provider": "docker" })).await.data(201);
     assert_eq!(cloud["status"], "provisioning");
     assert!(cloud["status_reason"]["message"].to_string().contains("docker.sock"), "{cloud:#}");
+    for image in ["no spaces:1", "acme/Bot:1", "-x:1", "acme/:1", "acme/bot:", ""] {
+        let source = json!({ "type": "docker", "image": image });
+        let body = json!({ "name": "odd", "cloud_id": cloud["id"], "source": source });
+        me.post("/v1/agents", &body).await.refused(400, "VALIDATION_ERROR");
+    }
     let source = json!({ "type": "docker", "image": "ghcr.io/acme/bot:1" });
     let body = json!({ "name": "early", "cloud_id": cloud["id"], "source": source });
     let agent = me.post("/v1/agents", &body).await.data(201);

@@ -109,3 +109,24 @@ async fn a_stream_takes_no_key() {
     let request = request.header("accept", "text/event-stream").header("idempotency-key", "x");
     me.send(request.json(&json!({}))).await.refused(400, "VALIDATION_ERROR");
 }
+
+#[tokio::test]
+async fn a_long_answer_is_kept_beside_the_log_for_its_repetition() {
+    let mut node = Node::with(&[
+        ("ROOST_STORAGE__SWEEP_EVERY", "200ms"),
+        ("ROOST_STORAGE__UNNAMED_AFTER", "500ms"),
+    ]);
+    let me = node.customer();
+    let code = "count = 0\ndef invoke(input, context):\n    global count\n    count += 1\n    return str(count) * input\n";
+    let id = me.deploy("long", &[("agent.py", code)]).await;
+    let (path, body) = (format!("/v1/agents/{id}/invoke"), json!({ "input": 300_000 }));
+    let first = keyed(&me, "long", &path, &body).await.data(200);
+    assert_eq!(first["output"].as_str().map(str::len), Some(300_000));
+    node.kill();
+    node.restart();
+    let me = node.caller(&me.key);
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    let again = keyed(&me, "long", &path, &body).await;
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    assert_eq!(again.data(200)["output"], first["output"], "several sweeps went by");
+}

@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{PoisonError, RwLock},
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -26,16 +29,21 @@ pub struct Here {
     pub has_seccomp: bool,
 }
 
+/// Looks in a row without an answer after which an engine is gone; a busy one may miss some.
+const MISSES_MAX: u32 = 3;
+
 /// The engine behind a socket.
 pub struct Engine {
     socket: PathBuf,
     state: RwLock<Result<Here, String>>,
+    misses: AtomicU32,
 }
 
 impl Engine {
     /// Not asked yet.
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, state: RwLock::new(Err("it was not asked yet".to_owned())) }
+        let state = RwLock::new(Err("it was not asked yet".to_owned()));
+        Self { socket, state, misses: AtomicU32::new(0) }
     }
 
     /// Asks whether it answers.
@@ -45,7 +53,15 @@ impl Engine {
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("it does not answer".to_owned()),
         };
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = found;
+        let misses = match &found {
+            Ok(_) => 0,
+            Err(_) => self.misses.load(Relaxed).saturating_add(1),
+        };
+        self.misses.store(misses, Relaxed);
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.is_err() || misses == 0 || misses >= MISSES_MAX {
+            *state = found;
+        }
     }
 
     async fn ask(&self) -> Result<Here, bollard::errors::Error> {

@@ -113,14 +113,23 @@ pub struct Registry {
 pub const LOGIN: (&str, &str) = ("robot", "p?>~?>~ÿ?>");
 
 impl Registry {
-    /// `None` where the program is missing.
+    /// With one user; `None` where the program is missing.
     pub fn start() -> Option<Self> {
+        Self::with(true)
+    }
+
+    /// For everybody; `None` where the program is missing.
+    pub fn open() -> Option<Self> {
+        Self::with(false)
+    }
+
+    fn with(password: bool) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let passwords = Command::new("htpasswd").args(["-Bbn", LOGIN.0, LOGIN.1]).output().ok()?;
         fs::write(folder.path().join("htpasswd"), passwords.stdout).expect("written");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr());
         let address = format!("127.0.0.1:{}", port.expect("a free port").port());
-        let config = Self::config(folder.path(), &address);
+        let config = Self::config(folder.path(), &address, password);
         fs::write(folder.path().join("config.yml"), config).expect("written");
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(folder.path().join("config.yml"));
@@ -134,11 +143,13 @@ impl Registry {
         Some(Self { child, address, _folder: folder })
     }
 
-    fn config(folder: &Path, address: &str) -> String {
+    fn config(folder: &Path, address: &str, password: bool) -> String {
         let folder = folder.display();
+        let auth = format!("auth:\n  htpasswd:\n    realm: roost\n    path: {folder}/htpasswd\n");
         format!(
             "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {folder}/data\n\
-             http:\n  addr: {address}\nauth:\n  htpasswd:\n    realm: roost\n    path: {folder}/htpasswd\n"
+             http:\n  addr: {address}\n{}",
+            if password { auth } else { String::new() }
         )
     }
 

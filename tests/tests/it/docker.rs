@@ -227,20 +227,67 @@ async fn a_build_that_is_called_off_leaves_nothing() {
     .await;
 }
 
+/// An image of the echo server in this machine's engine.
+fn local_image(number: u32) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("echo");
+    std::fs::write(&program, source::echo_program()).expect("written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("runnable");
+    let dockerfile = "FROM scratch\nCOPY echo /echo\nCMD [\"/echo\"]\n";
+    std::fs::write(folder.path().join("Dockerfile"), dockerfile).expect("written");
+    let name = format!("roost-test-echo:{number}");
+    told(&["build", "--quiet", "--tag", &name, &folder.path().to_string_lossy()]);
+    name
+}
+
+#[tokio::test]
+async fn mirrors_are_asked_first_and_local_images_only_where_allowed() {
+    if !engine::answers() {
+        return skipped("docker");
+    }
+    let Some(registry) = Registry::open() else { return skipped("registry") };
+    let mirror =
+        format!("[\"registry.invalid=127.0.0.1:1\", \"registry.invalid={}\"]", registry.address);
+    let node = Node::with(&[
+        ("ROOST_DOCKER__REGISTRIES", &mirror),
+        ("ROOST_DOCKER__LOCAL_IMAGES", "true"),
+    ]);
+    let me = node.customer();
+    let cloud = cloud(&me).await;
+    let local = local_image(node.pid());
+    let open = format!("{}/team/echo:1", registry.address);
+    told(&["tag", &local, &open]);
+    told(&["push", &open]);
+    told(&["rmi", &open]);
+    let deploy = async |name: &str, image: &str| {
+        let source = json!({ "type": "docker", "image": image });
+        let body = json!({ "name": name, "cloud_id": cloud, "source": source });
+        let agent = me.post("/v1/agents", &body).await.data(201);
+        me.settled(agent["id"].as_str().expect("an id"), "failed,running").await
+    };
+    let mirrored = deploy("mirrored", "registry.invalid/team/echo:1").await;
+    assert_eq!(mirrored["status"], "running", "{mirrored:#}");
+    let own = deploy("own", &local).await;
+    assert_eq!(own["status"], "running", "{own:#}");
+    let id = own["id"].as_str().expect("an id");
+    let kept = told(&["images", "--format", "{{.Repository}}:{{.Tag}}", &format!("roost/{id}")]);
+    let taken = deploy("thief", &kept).await;
+    assert_eq!(taken["status_reason"]["code"], "IMAGE_PULL_FAILED", "{taken:#}");
+    for agent in [&mirrored, &own, &taken] {
+        let id = agent["id"].as_str().expect("an id");
+        me.delete(&format!("/v1/agents/{id}")).await.data(200);
+        gone(id).await;
+    }
+    told(&["rmi", &local]);
+}
+
 #[tokio::test]
 async fn a_private_registry_serves_whoever_has_its_password() {
     let Some(node) = node() else { return };
     let Some(registry) = Registry::start() else { return skipped("registry") };
     let me = node.customer();
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("echo"), source::echo_program()).expect("written");
-    let dockerfile =
-        "FROM scratch\nCOPY --chmod=755 echo /echo\nCMD [\"/echo\"]\n".replace("--chmod=755 ", "");
-    std::fs::write(folder.path().join("Dockerfile"), dockerfile).expect("written");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(folder.path().join("echo"), mode).expect("runnable");
-    let local = format!("roost-test-echo:{}", node.pid());
-    told(&["build", "--quiet", "--tag", &local, &folder.path().to_string_lossy()]);
+    let local = local_image(node.pid());
     let image = registry.push(&local, "team/echo:1");
     let body = |name: &str, image: &str, login: Option<(&str, &str)>, cloud: &str| {
         let mut source = json!({ "type": "docker", "image": image });

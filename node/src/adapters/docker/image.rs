@@ -46,6 +46,9 @@ fn disk(error: &dyn std::fmt::Display) -> Failure {
     build_failed(format!("the build could not be prepared: {error}"))
 }
 
+/// What the names of kept images begin with.
+const OWN_IMAGES: &str = "roost/agent_";
+
 /// The name an image is kept under.
 fn name_of(agent: AgentId, deployment: DeploymentId) -> String {
     format!("roost/{agent}:{deployment}")
@@ -115,7 +118,9 @@ impl DockerRuntime {
         for source in self.places(&wanted) {
             log(Channel::Stdout, format!("pulling {source}"));
             let known = docker.inspect_image(&source.to_string()).await.is_ok();
-            match pull_one(docker, &source, login.clone(), log).await {
+            // A password is for the registry it was given for, not for its mirrors.
+            let login = login.clone().filter(|_| source == wanted);
+            match pull_one(docker, &source, login, log).await {
                 Ok(()) => {
                     let digest = take_over(docker, &source, name, known).await?;
                     log(Channel::Stdout, format!("pulled {}", digest.as_deref().unwrap_or("it")));
@@ -127,7 +132,9 @@ impl DockerRuntime {
             }
         }
         let failure = last.unwrap_or_else(|| Failure::new("IMAGE_PULL_FAILED", "no registry"));
-        let local = docker.inspect_image(image).await.is_ok();
+        // What other agents were made of is nobody's to name.
+        let local =
+            !wanted.repository.starts_with(OWN_IMAGES) && docker.inspect_image(image).await.is_ok();
         if !(local && self.settings.local_images) {
             return Err(match local {
                 true => Failure {
@@ -141,7 +148,7 @@ impl DockerRuntime {
             });
         }
         log(Channel::Stdout, "no registry serves it; using this machine's own".to_owned());
-        let digest = take_over(docker, &Reference::exactly(image), name, true).await?;
+        let digest = take_over(docker, &wanted, name, true).await?;
         let recipe = Recipe::of_image(asked)?;
         let runtime = recipe.runtime(None, None);
         Ok(Image { digest, ..recipe.image(name.to_owned(), runtime, vec![]) })
@@ -495,10 +502,6 @@ impl Reference {
             },
             None => Self { registry: None, repository: name.to_owned(), version },
         }
-    }
-
-    fn exactly(text: &str) -> Self {
-        Self::parse(text)
     }
 
     fn host(&self) -> String {

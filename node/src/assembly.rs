@@ -442,6 +442,14 @@ impl Node {
         self.ledger.close().await;
     }
 
+    /// Whether containers run here, for people.
+    pub fn containers(&self) -> String {
+        match self.runtime.lack(Provider::Docker, false) {
+            None => "a Docker engine answers: clouds with the provider docker run here".to_owned(),
+            Some(lack) => format!("none: {}", lack.message),
+        }
+    }
+
     /// Waits until no request and no call is under way. Idle connections are not waited for.
     async fn requests_are_served(&self) {
         while self.requests.load(Relaxed) > 0 || self.world.routes.in_flight() > 0 {

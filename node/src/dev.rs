@@ -75,6 +75,7 @@ fn greet(node: &Node) {
     say(&format!("  certificate {}", node.ca_cert.display()));
     say(&format!("  data        {}", node.data.display()));
     say(&format!("  isolation   {}", node.isolation.join(", ")));
+    say(&format!("  containers  {}", node.containers()));
     match &node.secrets {
         Some(secrets) => {
             say("These are shown once:");

@@ -198,6 +198,24 @@ async fn a_dockerfile_wins_and_may_fail() {
 }
 
 #[tokio::test]
+async fn a_base_image_that_is_not_there_is_named() {
+    if !engine::answers() {
+        return skipped("docker");
+    }
+    let node = Node::with(&[("ROOST_BUILD__BASE_IMAGES__PYTHON", "127.0.0.1:1/python:{version}")]);
+    let me = node.customer();
+    let mut body = wanted(&me, "baseless", source::tar_gz(&[("agent.py", source::ECHO)])).await;
+    body["runtime"] = json!({ "version": "3.9" });
+    let agent = me.post("/v1/agents", &body).await.data(201);
+    let agent = me.settled(agent["id"].as_str().expect("an id"), "failed,running").await;
+    let told = agent["status_reason"]["message"].to_string();
+    assert!(
+        told.contains("127.0.0.1:1/python:3.9") && told.contains("build.base_images"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
 async fn a_build_that_is_called_off_leaves_nothing() {
     let Some(node) = node() else { return };
     let me = node.customer();

@@ -206,7 +206,8 @@ impl DockerRuntime {
             .build();
         let file = tokio::fs::File::open(&tar).await.map_err(|error| disk(&error))?;
         let body = body_try_stream(chunks(file));
-        follow_build(docker.build_image(options, None, Some(body)), log).await?;
+        let built = follow_build(docker.build_image(options, None, Some(body)), log).await;
+        built.map_err(|failure| if is_ours { about_the_base(failure) } else { failure })?;
         let image = recipe.image(name.to_owned(), runtime, vec![]);
         Ok(Image { commit, read_only_root: is_ours, ..image })
     }
@@ -380,6 +381,18 @@ fn failed_build(error: String, last: &[String]) -> Failure {
         format!("the build failed: {error}")
     };
     Failure { details: last.join("\n"), ..build_failed(short(&message)) }
+}
+
+/// A build of ours that got no further than its first step lacks its base image.
+fn about_the_base(failure: Failure) -> Failure {
+    let steps: Vec<&str> = failure.details.lines().collect();
+    let [first] = steps.as_slice() else { return failure };
+    let base = first.rsplit(' ').next().unwrap_or_default();
+    let message = format!(
+        "the base image {base} could not be fetched ({}); set build.base_images to one that this node reaches, or bring a Dockerfile",
+        failure.message.trim_start_matches("the build failed: ")
+    );
+    Failure { message: short(&message), ..failure }
 }
 
 fn short(text: &str) -> String {

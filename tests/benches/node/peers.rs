@@ -22,7 +22,11 @@ pub(crate) struct Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // Asked, not killed: a master that is killed leaves its workers behind.
+        let asked = Command::new("kill").arg(self.child.id().to_string()).status();
+        if !asked.is_ok_and(|status| status.success()) {
+            let _ = self.child.kill();
+        }
         let _ = self.child.wait();
     }
 }

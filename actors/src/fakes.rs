@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -38,16 +38,12 @@ use crate::{
         LogLine, LogQuery, Logs, Observer as _, Process, ProposeError, Replica, Runtime, Series,
         StartRequest, Started,
     },
-    root::Watch,
+    root::{Watch, lock},
     route::Routes,
     seal::Sealer,
     settings::Settings,
     world::{Ports, World},
 };
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A ledger in this process's memory: every change is agreed at once, unless it was told otherwise.
 pub struct MemoryLedger {

@@ -147,16 +147,17 @@ pub struct Output {
 impl World {
     /// A slot for a call that may last until `deadline`.
     pub async fn slot(&self, agent: AgentId, deadline: Instant) -> Result<Slot, NoSlot> {
-        let patience = Patience {
-            deadline,
-            ready_wait: self.settings.ready_wait,
-            queue: self.settings.queue,
-            in_flight: self.settings.in_flight,
-        };
+        let patience =
+            Patience { deadline, ready_wait: self.settings.ready_wait, queue: self.settings.queue };
+        let at_once = self.routes.take_at_once(agent, self.settings.in_flight);
+        if let Ok(Some(slot)) = at_once {
+            return Ok(slot);
+        }
         if self.routes.is_cold(agent) {
             self.meter.cold_start(agent, self.now());
         }
-        self.routes.take(agent, patience).await
+        at_once?;
+        self.routes.wait_for(agent, patience).await
     }
 
     /// Calls the agent and waits for its whole answer.

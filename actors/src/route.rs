@@ -213,8 +213,6 @@ pub struct Patience {
     pub ready_wait: Duration,
     /// Calls that may wait for one agent.
     pub queue: usize,
-    /// Calls in flight on the node.
-    pub in_flight: usize,
 }
 
 impl Routes {
@@ -266,15 +264,18 @@ impl Routes {
         self.known(agent).filter(|route| route.waiting() == 0)?.try_take(&self.in_flight)
     }
 
-    /// A slot, after a wait if need be.
-    pub async fn take(&self, agent: AgentId, patience: Patience) -> Result<Slot, NoSlot> {
+    /// A slot that is free now, while the node has fewer than `most` calls in flight.
+    pub fn take_at_once(&self, agent: AgentId, most: usize) -> Result<Option<Slot>, NoSlot> {
         let route = self.of(agent);
-        if self.in_flight() >= patience.in_flight {
+        if self.in_flight() >= most {
             return Err(NoSlot::Overloaded);
         }
-        if let Some(slot) = route.try_take(&self.in_flight) {
-            return Ok(slot);
-        }
+        Ok(route.try_take(&self.in_flight))
+    }
+
+    /// A slot after a wait, where none was to be had at once.
+    pub async fn wait_for(&self, agent: AgentId, patience: Patience) -> Result<Slot, NoSlot> {
+        let route = self.of(agent);
         let Some(_place) = Place::take(&route, patience.queue) else {
             return Err(if route.has_ready() { NoSlot::Overloaded } else { NoSlot::Unavailable });
         };

@@ -4,6 +4,15 @@ use std::time::Duration;
 
 use domain::agent::plan::Timing;
 
+/// What a node's machine has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Machine {
+    /// Cores.
+    pub cores: u64,
+    /// MiB of memory; 0 where the machine does not tell.
+    pub memory_mb: u64,
+}
+
 /// What the instances of a node may be promised together.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
@@ -26,6 +35,8 @@ pub struct Settings {
     pub health_failures: u32,
     /// Between SIGTERM and SIGKILL.
     pub kill_after: Duration,
+    /// What this machine has.
+    pub machine: Machine,
     /// What instances may be promised together.
     pub capacity: Capacity,
     /// How long a build may take.
@@ -71,6 +82,7 @@ impl Default for Settings {
             health_timeout: secs(5),
             health_failures: 3,
             kill_after: secs(5),
+            machine: Machine::default(),
             capacity: Capacity { cores: u64::MAX, memory_mb: u64::MAX },
             build_timeout: secs(30 * 60),
             builds: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),

@@ -19,7 +19,7 @@ use crate::{
     agents::{AgentPage, if_match},
     body::{
         agent::{Wrong, check_metadata},
-        cloud::{CloudBody, Counted, CreateCloud, Machine, ProviderBody, UpdateCloud},
+        cloud::{CloudBody, Counted, CreateCloud, ProviderBody, UpdateCloud},
     },
     caller::{Caller, Scope},
     check::Checked,
@@ -298,17 +298,6 @@ fn body(cloud: &Cloud, directory: &Directory, world: &World) -> CloudBody {
         counted.cpu += instances * u64::from(agent.spec.resources.cpu);
         counted.memory_mb += instances * u64::from(agent.spec.resources.memory_mb);
     }
-    CloudBody::of(cloud, counted, machine(), world.ports.runtime.lack(cloud.provider, false))
-}
-
-/// What this machine has; asked once.
-fn machine() -> Machine {
-    static MACHINE: std::sync::OnceLock<Machine> = std::sync::OnceLock::new();
-    *MACHINE.get_or_init(|| {
-        let cpu = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-        Machine { cpu, memory_mb: kib.unwrap_or_default() / 1024 }
-    })
+    let lack = world.ports.runtime.lack(cloud.provider, false);
+    CloudBody::of(cloud, counted, world.settings.machine, lack)
 }

@@ -7,6 +7,8 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use toml::{Table, Value};
 
+use actors::settings::{Capacity, Machine};
+
 use crate::adapters::system;
 
 /// A length of time, written as `250ms`, `10s`, `5m` or `24h`.
@@ -374,9 +376,21 @@ impl Config {
         Some(self.build.ca_bundle.as_str()).filter(|path| !path.is_empty()).map(Into::into)
     }
 
+    /// What instances are promised of a machine; one that does not tell its memory sets no limit.
+    fn capacity(&self, machine: Machine) -> Capacity {
+        Capacity {
+            cores: machine.cores * self.runtime.cpu_overcommit,
+            memory_mb: match machine.memory_mb {
+                0 => u64::MAX,
+                there => there * MEMORY_PERCENT / 100,
+            },
+        }
+    }
+
     /// The times and limits that actors go by.
     pub fn actors(&self) -> actors::settings::Settings {
         let defaults = actors::settings::Settings::default();
+        let machine = system::machine();
         let (deploy, health, invoke) = (&self.deploy, &self.health, &self.invoke);
         actors::settings::Settings {
             timing: domain::agent::plan::Timing {
@@ -390,10 +404,8 @@ impl Config {
             health_timeout: health.timeout.0,
             health_failures: health.failures,
             kill_after: self.runtime.kill_after.0,
-            capacity: actors::settings::Capacity {
-                cores: system::cores() * self.runtime.cpu_overcommit,
-                memory_mb: system::memory_mb() * MEMORY_PERCENT / 100,
-            },
+            machine,
+            capacity: self.capacity(machine),
             build_timeout: self.build.timeout.0,
             builds: match self.build.concurrent {
                 0 => defaults.builds,

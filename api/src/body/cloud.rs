@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use actors::settings::Machine;
 use domain::{
     cloud::{Cloud, CloudLimits},
     deployment::Failure,
@@ -144,15 +145,6 @@ pub struct Counted {
     pub memory_mb: u64,
 }
 
-/// What this machine has.
-#[derive(Clone, Copy, Debug)]
-pub struct Machine {
-    /// Cores.
-    pub cpu: u64,
-    /// MiB.
-    pub memory_mb: u64,
-}
-
 impl CloudBody {
     /// A cloud with what is counted for it, and what keeps it from running agents.
     pub fn of(cloud: &Cloud, counted: Counted, machine: Machine, lack: Option<Failure>) -> Self {
@@ -166,7 +158,7 @@ impl CloudBody {
                 .map(|Failure { code, message, .. }| CloudReasonBody { code, message }),
             provider: cloud.provider.as_str().to_owned(),
             is_default: cloud.is_default,
-            capacity: CapacityBody { cpu: machine.cpu, memory_mb: machine.memory_mb, gpu: 0 },
+            capacity: CapacityBody { cpu: machine.cores, memory_mb: machine.memory_mb, gpu: 0 },
             allocated: CapacityBody { cpu: counted.cpu, memory_mb: counted.memory_mb, gpu: 0 },
             limits: CloudLimitsBody {
                 max_agents: cloud.limits.max_agents,

@@ -22,15 +22,17 @@ pub struct LocalRuntime {
     pub docker: Arc<DockerRuntime>,
 }
 
+/// Nobody here can give an agent the graphics processors that it asks for.
+pub fn no_gpu() -> Failure {
+    let message = "no node of this cloud has the GPU that resources.gpu asks for; leave it out";
+    Failure::new("NO_CAPACITY", message)
+}
+
 impl Runtime for LocalRuntime {
     fn lack(&self, provider: Provider, gpu: bool) -> Option<Failure> {
         match provider {
             Provider::Docker => self.docker.lack(gpu),
-            Provider::Process | Provider::Sandbox => gpu.then(|| {
-                let message =
-                    "no node of this cloud has the GPU that resources.gpu asks for; leave it out";
-                Failure::new("NO_CAPACITY", message)
-            }),
+            Provider::Process | Provider::Sandbox => gpu.then(no_gpu),
         }
     }
 

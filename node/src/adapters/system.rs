@@ -2,7 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use actors::ports::{Clock, Entropy};
+use actors::{
+    ports::{Clock, Entropy},
+    settings::Machine,
+};
 use domain::Timestamp;
 
 /// The wall clock.
@@ -37,15 +40,13 @@ fn aws_lc_random(bytes: &mut [u8]) {
     provider.secure_random.fill(bytes).expect("the operating system gives random bytes");
 }
 
-/// Cores of this machine.
-pub fn cores() -> u64 {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
-}
-
-/// Memory of this machine in MiB; without a `/proc`, no limit.
-pub fn memory_mb() -> u64 {
+/// What this machine has.
+pub fn machine() -> Machine {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map_or(u64::MAX / 100, |kib| kib / 1024)
+    Machine {
+        cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64),
+        memory_mb: kib.unwrap_or_default() / 1024,
+    }
 }

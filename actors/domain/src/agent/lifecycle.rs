@@ -221,13 +221,7 @@ pub(crate) fn rollback(
         ..Wish::new(Trigger::Rollback)
     };
     let mut agent = Agent::clone(&agent);
-    let mut events = vec![];
-    if agent.spec != version.spec {
-        agent.spec = version.spec.clone();
-        agent.updated_at = at;
-        agent.revision += 1;
-        events.push(Event::AgentUpdated(Box::new(agent.clone())));
-    }
+    let mut events = Vec::from_iter(agent.take_spec(&version.spec, at));
     events.extend(deploy(state, &agent, wish.of(&agent, deployment, at), at));
     Ok(events)
 }

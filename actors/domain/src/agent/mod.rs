@@ -17,6 +17,7 @@ use crate::{
     AgentId, CloudId, DeploymentId, Timestamp,
     account::Tenant,
     deployment::{Failure, Spec},
+    event::DirectoryEvent,
 };
 
 /// The specification's six words.
@@ -194,6 +195,17 @@ impl Agent {
     /// Whether calls are accepted: a version serves, and nobody asked for an end.
     pub fn is_serving(&self) -> bool {
         self.status == Status::Running && self.desired == Desired::Run
+    }
+
+    /// The record says from now on what a version froze; nothing happens where it does already.
+    pub(crate) fn take_spec(&mut self, spec: &Spec, at: Timestamp) -> Option<DirectoryEvent> {
+        if self.spec == *spec {
+            return None;
+        }
+        self.spec = spec.clone();
+        self.updated_at = at;
+        self.revision += 1;
+        Some(DirectoryEvent::AgentUpdated(Box::new(self.clone())))
     }
 
     /// The key under which its name is unique.

@@ -169,14 +169,7 @@ fn end(
 /// What was tried and did not come up is dropped: the record says again what serves.
 fn revert(state: &Directory, agent: &super::Agent, at: Timestamp) -> Option<Event> {
     let serving = state.version(agent.id, agent.version?)?;
-    if serving.spec == agent.spec {
-        return None;
-    }
-    let mut agent = agent.clone();
-    agent.spec = serving.spec.clone();
-    agent.updated_at = at;
-    agent.revision += 1;
-    Some(Event::AgentUpdated(Box::new(agent)))
+    agent.clone().take_spec(&serving.spec, at)
 }
 
 /// Somebody calls the deployment off.

@@ -124,9 +124,7 @@ impl DockerRuntime {
                 Ok(()) => {
                     let digest = take_over(docker, &source, name, known).await?;
                     log(Channel::Stdout, format!("pulled {}", digest.as_deref().unwrap_or("it")));
-                    let recipe = Recipe::of_image(asked)?;
-                    let runtime = recipe.runtime(None, None);
-                    return Ok(Image { digest, ..recipe.image(name.to_owned(), runtime, vec![]) });
+                    return ready_made(name, digest, asked);
                 }
                 Err(failure) => last = Some(failure),
             }
@@ -149,9 +147,7 @@ impl DockerRuntime {
         }
         log(Channel::Stdout, "no registry serves it; using this machine's own".to_owned());
         let digest = take_over(docker, &wanted, name, true).await?;
-        let recipe = Recipe::of_image(asked)?;
-        let runtime = recipe.runtime(None, None);
-        Ok(Image { digest, ..recipe.image(name.to_owned(), runtime, vec![]) })
+        ready_made(name, digest, asked)
     }
 
     /// Mirrors first, then where the reference points.
@@ -409,6 +405,13 @@ fn only_port(exposed: Vec<String>) -> Option<u16> {
         [one] => one.strip_suffix("/tcp").unwrap_or(one).parse().ok(),
         _ => None,
     }
+}
+
+/// An image that nobody here built; its own command and port are read off later.
+fn ready_made(name: &str, digest: Option<String>, asked: &RuntimeSpec) -> Result<Image, Failure> {
+    let recipe = Recipe::of_image(asked)?;
+    let runtime = recipe.runtime(None, None);
+    Ok(Image { digest, ..recipe.image(name.to_owned(), runtime, vec![]) })
 }
 
 /// A registry's user.

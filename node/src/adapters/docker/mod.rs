@@ -20,7 +20,7 @@ use domain::{NodeId, deployment::Failure};
 
 pub use engine::Engine;
 
-use super::source::Fetcher;
+use super::{local::no_gpu, source::Fetcher};
 use variables::VariableFiles;
 
 /// The static program that containers are entered by; empty where it could not be built.
@@ -98,16 +98,14 @@ impl DockerRuntime {
 
     /// Why containers can't be run here now.
     pub fn lack(&self, gpu: bool) -> Option<Failure> {
-        let no_capacity = |message: &str| Some(Failure::new("NO_CAPACITY", message));
         if ENTER.is_empty() {
-            return no_capacity(
+            return Some(Failure::new(
+                "NO_CAPACITY",
                 "this build of roost lacks its helper for containers; build it where static glibc (libc6-dev) is installed",
-            );
+            ));
         }
         match self.engine.here() {
-            Ok(here) if gpu && !here.has_gpu => no_capacity(
-                "no node of this cloud has the GPU that resources.gpu asks for; leave it out",
-            ),
+            Ok(here) if gpu && !here.has_gpu => Some(no_gpu()),
             Ok(_) => None,
             Err(failure) => Some(failure),
         }

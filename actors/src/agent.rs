@@ -4,12 +4,16 @@
 //! [`domain::agent::plan`] names. It keeps no state that matters: after a crash the next look finds
 //! the same work. Its counters of crashes begin anew then, which only delays a verdict.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use domain::{
-    AgentId, DeploymentId, InstanceId, Timestamp,
+    AgentId, DeploymentId, InstanceId, NodeId, Timestamp,
     agent::{
-        Agent, Desired, Source, Status, Variable,
+        Agent, Desired, Source, Status,
         plan::{self, Crashes, Plan, Seen, Step, View},
     },
     cloud::Provider,
@@ -17,21 +21,27 @@ use domain::{
     directory::Command,
     instance::{Instance, InstanceStatus},
     machine::Claim,
+    schedule::{self, Offer},
 };
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tracing::{info, warn};
 
 use crate::{
-    instance::{self, InstanceMessage},
+    ask::{self, Ask, Observed, Told},
+    instance::Ended,
     log_line,
-    ports::{BuildRequest, Channel, Opened, StartRequest},
-    root::{Told, detach},
+    ports::{BuildRequest, Channel, Opened},
+    root::{Told as Telling, detach},
     world::World,
 };
 
 /// Between looks for room for one more instance of an agent that serves.
 const ROOM_LOOKED_FOR_EVERY: Duration = Duration::from_secs(5);
+/// How long nodes may take to say what they see of instances.
+const OBSERVED_WITHIN: Duration = Duration::from_secs(1);
+/// How long a node that did not take an instance is not asked again.
+const AVOIDED_FOR: Duration = Duration::from_secs(5);
 
 /// What wakes an agent.
 pub enum AgentMessage {
@@ -52,8 +62,6 @@ pub struct AgentArguments {
     pub id: AgentId,
     /// In whose name it acts.
     pub claim: Claim,
-    /// Whoever supervises its instances.
-    pub root: ActorCell,
 }
 
 /// What it remembers between looks.
@@ -61,12 +69,18 @@ pub struct Owner {
     world: Arc<World>,
     id: AgentId,
     claim: Claim,
-    root: ActorCell,
+    /// What nodes said of its instances last.
+    seen: BTreeMap<InstanceId, Observed>,
+    /// Since when nodes with instances of it do not answer.
+    silent: BTreeMap<NodeId, Timestamp>,
+    /// Nodes that could not take an instance lately.
+    avoided: BTreeMap<NodeId, Timestamp>,
+    /// Instances that were looked for after their node had started again.
+    adopted: BTreeSet<InstanceId>,
     crashes: Crashes,
     lost_since: Option<Timestamp>,
     build: Option<(DeploymentId, AbortHandle)>,
     alarm: Option<AbortHandle>,
-    has_adopted: bool,
     no_room_at: Option<Timestamp>,
 }
 
@@ -87,19 +101,21 @@ impl Actor for AgentActor {
     async fn pre_start(
         &self,
         myself: ActorRef<AgentMessage>,
-        AgentArguments { world, id, claim, root }: AgentArguments,
+        AgentArguments { world, id, claim }: AgentArguments,
     ) -> Result<Owner, ActorProcessingErr> {
         myself.cast(AgentMessage::Look)?;
         Ok(Owner {
             world,
             id,
             claim,
-            root,
+            seen: BTreeMap::new(),
+            silent: BTreeMap::new(),
+            avoided: BTreeMap::new(),
+            adopted: BTreeSet::new(),
             crashes: Crashes::default(),
             lost_since: None,
             build: None,
             alarm: None,
-            has_adopted: false,
             no_room_at: None,
         })
     }
@@ -137,12 +153,12 @@ impl Owner {
     async fn look(&mut self, myself: &ActorRef<AgentMessage>) -> Result<(), ActorProcessingErr> {
         loop {
             let Some(sight) = self.sight() else {
-                self.gone().await;
                 myself.stop(None);
                 return Ok(());
             };
             self.stop_stale_build(&sight);
-            self.adopt(&sight).await?;
+            self.observe(&sight).await;
+            self.adopt(&sight).await;
             let Plan { steps, look_again } = self.plan(&sight);
             let waits = steps.iter().all(|step| self.is_under_way(step));
             if waits {
@@ -157,27 +173,90 @@ impl Owner {
         }
     }
 
-    /// Takes up, at the first look, the instances that an earlier life of this node had started and
-    /// whose runtime kept them.
-    async fn adopt(&mut self, sight: &Sight) -> Result<(), ActorProcessingErr> {
-        let provider = self.provider(&sight.agent);
-        let adopts = provider.is_some_and(|provider| self.world.ports.runtime.adopts(provider));
-        if std::mem::replace(&mut self.has_adopted, true) || !adopts {
-            return Ok(());
-        }
-        for row in sight.rows.iter().filter(|row| self.seen(row.id).is_none()) {
-            let request = self.start_request(row.id, row.version, row.deployment_id, &sight.agent);
-            let Ok(request) = request else { continue };
-            let request = StartRequest { adopt: true, ..request };
-            instance::start(&self.world, request, self.root.clone()).await?;
-            if let Some(handle) = self.world.watch.instances.get(row.id)
-                && row.status == InstanceStatus::Draining
-            {
-                // Its calls ended with that life.
-                let _ = handle.actor.cast(InstanceMessage::Drain(Duration::ZERO));
+    /// Asks every node that has instances of the agent what it sees. One that does not answer is
+    /// believed to go on as it was, until it has been silent for too long.
+    async fn observe(&mut self, sight: &Sight) {
+        let nodes: BTreeSet<NodeId> = sight.rows.iter().map(|row| row.node_id).collect();
+        let ask = Ask::Observe { agent: self.id };
+        let told = self.world.ask_all(nodes.iter().copied(), &ask, OBSERVED_WITHIN).await;
+        let mut told: BTreeMap<NodeId, Vec<Observed>> = told
+            .into_iter()
+            .filter_map(|(node, told)| {
+                let Told::Observed(seen) = told else { return None };
+                Some((node, seen))
+            })
+            .collect();
+        let now = self.world.now();
+        let mut seen = BTreeMap::new();
+        for node in nodes {
+            if let Some(observed) = told.remove(&node) {
+                self.silent.remove(&node);
+                seen.extend(observed.into_iter().map(|one| (one.id, one)));
+            } else if !self.is_given_up(node, now) {
+                let rows = sight.rows.iter().filter(|row| row.node_id == node);
+                seen.extend(rows.map(|row| (row.id, self.believed(row))));
             }
         }
-        Ok(())
+        self.seen = seen;
+    }
+
+    /// Whether a node that does not answer is given up: its instances are replaced.
+    fn is_given_up(&mut self, node: NodeId, now: Timestamp) -> bool {
+        if self.world.has_left(node) {
+            return true;
+        }
+        if self.world.ports.peers.is_alive(node) {
+            // It is slow, or on its way back.
+            self.silent.remove(&node);
+            return false;
+        }
+        let since = *self.silent.entry(node).or_insert(now);
+        now.since(since) >= self.world.settings.replacement_grace
+    }
+
+    /// What an instance of a silent node is taken for.
+    fn believed(&self, row: &Instance) -> Observed {
+        if let Some(known) = self.seen.get(&row.id) {
+            return known.clone();
+        }
+        let seen = match row.status {
+            InstanceStatus::Starting => Seen::Starting,
+            InstanceStatus::Running => Seen::Ready(row.ready_at.unwrap_or(row.started_at)),
+            InstanceStatus::Draining => Seen::Draining,
+            InstanceStatus::Stopped | InstanceStatus::Failed => Seen::Exited,
+        };
+        Observed { id: row.id, seen, isolation: row.isolation.clone(), ended: Ended::default() }
+    }
+
+    /// Takes up the instances that an earlier life of their node had started and whose runtime kept
+    /// them.
+    async fn adopt(&mut self, sight: &Sight) {
+        let provider = self.provider(&sight.agent);
+        let adopts = provider.is_some_and(|provider| self.world.ports.runtime.adopts(provider));
+        if !adopts {
+            return;
+        }
+        let lost = |row: &&Instance| {
+            !self.seen.contains_key(&row.id)
+                && !self.adopted.contains(&row.id)
+                && !self.world.has_left(row.node_id)
+        };
+        let lost: Vec<Instance> = sight.rows.iter().filter(lost).cloned().collect();
+        for row in lost {
+            self.adopted.insert(row.id);
+            let ask =
+                Ask::Start { claim: self.claim, agent: self.id, instance: row.id, adopt: true };
+            let told = self.world.ask_node(row.node_id, ask, ask::ANSWER_WITHIN).await;
+            if !matches!(told, Ok(Told::Done)) {
+                continue;
+            }
+            let starting = Observed { seen: Seen::Starting, ..self.believed(&row) };
+            self.seen.insert(row.id, starting);
+            if row.status == InstanceStatus::Draining {
+                // Its calls ended with that life.
+                self.tell_drain(row.node_id, row.id, Duration::ZERO).await;
+            }
+        }
     }
 
     fn sight(&self) -> Option<Sight> {
@@ -189,15 +268,7 @@ impl Owner {
     }
 
     fn seen(&self, id: InstanceId) -> Option<Seen> {
-        let handle = self.world.watch.instances.get(id)?;
-        let alive = matches!(
-            handle.actor.get_status(),
-            ractor::ActorStatus::Unstarted
-                | ractor::ActorStatus::Starting
-                | ractor::ActorStatus::Running
-                | ractor::ActorStatus::Upgrading
-        );
-        Some(if alive { handle.seen() } else { Seen::Exited })
+        self.seen.get(&id).map(|one| one.seen.clone())
     }
 
     fn plan(&mut self, sight: &Sight) -> Plan {
@@ -281,11 +352,7 @@ impl Owner {
                 self.report(Command::BeginRollout { agent, id, image: None }).await
             }
             Step::Verify(id) => self.report(Command::Verify { agent, id }).await,
-            Step::Promote(id) => {
-                self.report(Command::Promote { agent, id }).await?;
-                self.prune_images();
-                Ok(())
-            }
+            Step::Promote(id) => self.report(Command::Promote { agent, id }).await,
             Step::FailDeployment(id, failure) => {
                 self.crashes = Crashes::default();
                 self.report(Command::FailDeployment { agent, id, failure }).await
@@ -295,10 +362,10 @@ impl Owner {
                 self.report(Command::FailAgent { agent, failure }).await
             }
             Step::Place { version, deployment } => self.place(version, deployment, sight).await,
-            Step::Drain(id, timeout) => self.drain(id, timeout).await,
+            Step::Drain(id, timeout) => self.drain(id, timeout, sight).await,
             Step::Remove(id) => self.remove(id, sight).await,
             Step::ReportRunning(id) => {
-                let isolation = self.world.watch.instances.get(id).map(|one| one.isolation());
+                let isolation = self.seen.get(&id).map(|one| one.isolation.clone());
                 let status = InstanceStatus::Running;
                 self.report(Command::ReportInstance { agent, id, status, isolation }).await
             }
@@ -339,7 +406,7 @@ impl Owner {
             no_cache: deployment.no_cache,
         };
         let (world, claim) = (Arc::clone(&self.world), self.claim);
-        let ended = Told::when_dropped(myself.clone(), || AgentMessage::Built(id, None));
+        let ended = Telling::when_dropped(myself.clone(), || AgentMessage::Built(id, None));
         let task = detach(async move {
             match build(&world, claim, request).await {
                 Some(result) => ended.instead(AgentMessage::Built(id, Some(Box::new(result)))),
@@ -393,96 +460,66 @@ impl Owner {
         deployment_id: DeploymentId,
         sight: &Sight,
     ) -> Result<(), ActorProcessingErr> {
-        if let Some(failure) = self.lacks_room(&sight.agent) {
-            let now = self.world.now();
-            if sight.agent.is_serving() && sight.agent.version == Some(version) {
-                // What runs goes on; one more is tried again later.
+        let now = self.world.now();
+        let node = match self.choose_node(&sight.agent, now) {
+            Ok(node) => node,
+            // What runs goes on; one more is tried again later.
+            Err(_) if sight.agent.is_serving() && sight.agent.version == Some(version) => {
                 self.no_room_at = Some(now);
-            } else {
-                self.crashes.exited(version, false, now, failure);
+                return Ok(());
             }
-            return Ok(());
-        }
+            Err(failure) => {
+                self.crashes.exited(version, false, now, failure);
+                return Ok(());
+            }
+        };
         let id = self.world.mint(InstanceId::new);
         let row = Instance {
             id,
             agent_id: self.id,
             version,
             deployment_id,
-            node_id: self.world.node_id,
+            node_id: node,
             status: InstanceStatus::Starting,
-            started_at: self.world.now(),
+            started_at: now,
             ready_at: None,
             isolation: vec![],
         };
-        self.report(Command::PlaceInstance(Box::new(row))).await?;
+        self.report(Command::PlaceInstance(Box::new(row.clone()))).await?;
         let placed = self.world.directory().read().instance(self.id, id).is_some();
         if !placed {
             return Ok(());
         }
-        match self.start_request(id, version, deployment_id, &sight.agent) {
-            Ok(request) => instance::start(&self.world, request, self.root.clone()).await,
-            Err(failure) => {
-                self.crashes.exited(version, false, self.world.now(), failure);
-                Ok(())
+        if node == self.world.node_id
+            && let Err(failure) = self.world.start_request(&row)
+        {
+            self.crashes.exited(version, false, now, failure);
+        }
+        let ask = Ask::Start { claim: self.claim, agent: self.id, instance: id, adopt: false };
+        match self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await {
+            Ok(Told::Done) => drop(self.avoided.remove(&node)),
+            Ok(_) | Err(_) => {
+                // The next look finds a row with nothing behind it, and another node for it.
+                info!(agent_id = %self.id, %node, "a node did not take an instance");
+                self.avoided.insert(node, now);
             }
         }
+        Ok(())
     }
 
-    /// Whether one more instance would be more than this node may promise.
-    fn lacks_room(&self, agent: &Agent) -> Option<Failure> {
-        let capacity = self.world.settings.capacity;
-        let directory = self.world.directory().read();
-        let here = directory.instances.rows().filter(|(_, row)| row.node_id == self.world.node_id);
-        let promised = here.filter_map(|(_, row)| directory.agents.get(&row.agent_id));
-        let all = promised.map(|other| other.spec.resources.clone());
-        let (cores, memory_mb) =
-            all.chain([agent.spec.resources.clone()]).fold((0, 0), |sum, one| {
-                (sum.0 + u64::from(one.cpu), sum.1 + u64::from(one.memory_mb))
-            });
-        let what = match () {
-            () if memory_mb > capacity.memory_mb => "memory",
-            () if cores > capacity.cores => "processors",
-            () => return None,
+    /// The node for one more instance: the pure scheduler's choice among those that answer.
+    fn choose_node(&mut self, agent: &Agent, now: Timestamp) -> Result<NodeId, Failure> {
+        self.avoided.retain(|_, at| now.since(*at) < AVOIDED_FOR);
+        let world = &self.world;
+        let directory = world.directory().read();
+        let answers = |id: NodeId| id == world.node_id || world.ports.peers.is_alive(id);
+        let usable = |id: NodeId| answers(id) && !self.avoided.contains_key(&id);
+        let alone = || {
+            let capacity = world.settings.capacity;
+            Offer::alone(world.node_id, capacity.cores, capacity.memory_mb)
         };
-        let message = format!(
-            "no node of this cloud has {what} left for one more instance; lower resources, or stop other agents"
-        );
-        Some(Failure::new("NO_CAPACITY", message))
-    }
-
-    fn start_request(
-        &self,
-        instance_id: InstanceId,
-        version: u64,
-        deployment_id: DeploymentId,
-        agent: &Agent,
-    ) -> Result<StartRequest, Failure> {
-        let lost = |what: &str| Failure::new("INTERNAL_ERROR", format!("{what} is gone"));
-        let provider = self.provider(agent).ok_or_else(|| lost("the agent's cloud"))?;
-        let (spec, image) = {
-            let directory = self.world.directory().read();
-            let deployment = directory.deployment(self.id, deployment_id);
-            let version = directory.version(self.id, version);
-            let from_deployment = deployment.map(|d| (d.spec.clone(), d.image.clone()));
-            let from_version = version.map(|v| (v.spec.clone(), Some(v.image.clone())));
-            from_deployment.or(from_version).ok_or_else(|| lost("the deployment"))?
-        };
-        let image = image.ok_or_else(|| lost("the image"))?;
-        let mut environment = self.opened(&spec.environment)?;
-        environment.insert("ROOST_AGENT_ID".to_owned(), self.id.to_string());
-        environment.insert("ROOST_INSTANCE_ID".to_owned(), instance_id.to_string());
-        environment.insert("ROOST_VERSION".to_owned(), version.to_string());
-        Ok(StartRequest {
-            agent_id: self.id,
-            instance_id,
-            version,
-            provider,
-            image,
-            resources: spec.resources,
-            environment,
-            adopt: false,
-        })
+        let offers = schedule::offers(&directory, usable, alone);
+        schedule::choose(&offers, &schedule::Need::of(&directory, agent))
     }
 
     fn registry_password(&self, source: &Source) -> Option<Opened> {
@@ -497,73 +534,41 @@ impl Owner {
         }
     }
 
-    fn opened(
-        &self,
-        variables: &BTreeMap<String, Variable>,
-    ) -> Result<BTreeMap<String, String>, Failure> {
-        let open = |name: &str, value: &Variable| match value {
-            Variable::Plain(text) => Ok(text.clone()),
-            Variable::Unchanged => Ok(String::new()),
-            Variable::Sealed(sealed) => {
-                let plain = self.world.sealer.open(sealed, &sealed_place(self.id, name));
-                plain.map(|plain| plain.to_string()).map_err(|error| {
-                    Failure::new("INTERNAL_ERROR", format!("{error}; set {name} again"))
-                })
-            }
-        };
-        variables.iter().map(|(name, value)| Ok((name.clone(), open(name, value)?))).collect()
-    }
-
-    async fn drain(&self, id: InstanceId, timeout: Duration) -> Result<(), ActorProcessingErr> {
-        if let Some(handle) = self.world.watch.instances.get(id) {
-            // The plan repeats itself until the instance says that it drains.
-            let _ = handle.actor.cast(InstanceMessage::Drain(timeout));
-            handle.mark_draining();
+    async fn drain(
+        &mut self,
+        id: InstanceId,
+        timeout: Duration,
+        sight: &Sight,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(row) = sight.rows.iter().find(|row| row.id == id) {
+            self.tell_drain(row.node_id, id, timeout).await;
         }
         let (agent, status) = (self.id, InstanceStatus::Draining);
         self.report(Command::ReportInstance { agent, id, status, isolation: None }).await
     }
 
+    /// The plan repeats itself until the instance says that it drains.
+    async fn tell_drain(&mut self, node: NodeId, id: InstanceId, timeout: Duration) {
+        let ask = Ask::Drain { claim: self.claim, instance: id, timeout };
+        let told = self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await;
+        if let (Ok(Told::Done), Some(seen)) = (told, self.seen.get_mut(&id))
+            && seen.seen != Seen::Exited
+        {
+            seen.seen = Seen::Draining;
+        }
+    }
+
     async fn remove(&mut self, id: InstanceId, sight: &Sight) -> Result<(), ActorProcessingErr> {
         let row = sight.rows.iter().find(|row| row.id == id);
-        if let (Some(handle), Some(row)) = (self.world.watch.instances.remove(id), row) {
-            let ended = handle.ended();
+        if let (Some(Observed { ended, .. }), Some(row)) = (self.seen.remove(&id), row) {
             if !ended.asked {
                 let now = self.world.now();
                 self.crashes.exited(row.version, ended.stayed_up, now, ended.cause);
             }
+            let ask = Ask::Dismiss { claim: self.claim, instances: vec![id] };
+            let _ = self.world.ask_node(row.node_id, ask, ask::ANSWER_WITHIN).await;
         }
         self.report(Command::RemoveInstance { agent: self.id, id }).await
-    }
-
-    /// Images that no kept version, no deployment on its way and no instance needs any more go.
-    fn prune_images(&self) {
-        let kept: Vec<String> = {
-            let directory = self.world.directory().read();
-            let versions = directory.versions_of(self.id).map(|row| row.image.reference.clone());
-            let running: Vec<_> =
-                directory.instances_of(self.id).map(|row| row.deployment_id).collect();
-            let needed = directory
-                .deployments_of(self.id)
-                .filter(|row| row.status.is_active() || running.contains(&row.id));
-            let needed = needed.flat_map(|row| {
-                let built = row.image.as_ref().map(|image| image.reference.clone());
-                [built, Some(format!("{}/{}", row.agent_id, row.id))]
-            });
-            versions.chain(needed.flatten()).collect()
-        };
-        let (world, id) = (Arc::clone(&self.world), self.id);
-        // The old instances are not to wait for it.
-        detach(async move { world.ports.runtime.forget_images(id, kept).await });
-    }
-
-    /// The row is gone: so goes what belonged to it.
-    async fn gone(&self) {
-        self.world.routes.forget(self.id);
-        self.world.meter.forget(self.id);
-        self.world.ports.logs.forget(self.id);
-        self.world.ports.series.forget(self.id);
-        self.world.ports.runtime.forget_images(self.id, vec![]).await;
     }
 }
 

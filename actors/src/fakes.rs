@@ -31,12 +31,13 @@ use tokio::{
 };
 
 use crate::{
+    attempt::Attempts,
     invocation::AgentClient,
     meter::Meter,
     ports::{
         BlobError, Blobs, BuildRequest, ByteStream, Clock, Entropy, Exit, Ledger, LineSink,
-        LogLine, LogQuery, Logs, Observer as _, Process, ProposeError, Replica, Runtime, Series,
-        StartRequest, Started,
+        LogLine, LogQuery, Logs, Observer as _, PeerError, PeerRequest, PeerResponse, Peers,
+        Process, ProposeError, Replica, Runtime, Series, StartRequest, Started,
     },
     root::{Watch, lock},
     route::Routes,
@@ -142,6 +143,10 @@ impl Ledger for MemoryLedger {
 
     fn refresh_shard(&self, _: u16) -> BoxFuture<'_, Result<(), ProposeError>> {
         async move { self.available() }.boxed()
+    }
+
+    fn has_shard(&self, _: u16) -> bool {
+        true
     }
 
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>> {
@@ -399,6 +404,10 @@ impl Runtime for Containers {
         self.launch(request).boxed()
     }
 
+    fn hold(&self, _: Provider, _: Image) -> BoxFuture<'_, bool> {
+        async { true }.boxed()
+    }
+
     fn forget_images(&self, _: AgentId, _: Vec<String>) -> BoxFuture<'_, ()> {
         async {}.boxed()
     }
@@ -497,6 +506,23 @@ impl Series for NoSeries {
     fn forget(&self, _: AgentId) {}
 }
 
+/// A cluster of one has no peers.
+struct Nobody;
+
+impl Peers for Nobody {
+    fn is_alive(&self, _: NodeId) -> bool {
+        false
+    }
+
+    fn ask(&self, _: NodeId, _: Bytes, _: Duration) -> BoxFuture<'_, Result<Bytes, PeerError>> {
+        async { Err(PeerError::Unreached("there is nobody".to_owned())) }.boxed()
+    }
+
+    fn pass(&self, _: NodeId, _: PeerRequest) -> BoxFuture<'_, Result<PeerResponse, PeerError>> {
+        async { Err(PeerError::Unreached("there is nobody".to_owned())) }.boxed()
+    }
+}
+
 /// A node without anything real in it but the rules and the actors.
 pub struct FakeNode {
     /// What the actors reach for.
@@ -528,15 +554,17 @@ impl FakeNode {
                 series: Arc::new(NoSeries),
                 clock: Arc::clone(&clock) as _,
                 entropy: Arc::new(Counter::default()),
+                peers: Arc::new(Nobody),
             },
             settings,
             node_id: NodeId(1),
-            boot: "first".to_owned(),
+            boot: format!("{}:first", NodeId(1)),
             sealer: Sealer::new(&[7; 32]),
             routes: Routes::default(),
             client: AgentClient::default(),
             meter: Meter::default(),
             watch,
+            attempts: Attempts::default(),
         });
         Self { world, ledger, containers, clock, logs }
     }

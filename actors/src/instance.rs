@@ -22,10 +22,11 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{net::TcpStream, sync::mpsc, task::AbortHandle, time::Instant};
 
 use crate::{
+    ask::Observed,
     log_line::{self, Writer},
     ports::{Channel, Exit, Process, StartRequest, Started},
     root::detach,
-    route::{Endpoint, NewEndpoint},
+    route::{Endpoint, NewEndpoint, Place},
     world::World,
 };
 
@@ -59,7 +60,7 @@ pub enum InstanceMessage {
 }
 
 /// How an instance ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Ended {
     /// Whether it had been ready long enough not to count as a crash.
     pub stayed_up: bool,
@@ -97,16 +98,6 @@ impl Handle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where it is.
-    pub fn seen(&self) -> Seen {
-        self.known().seen.clone()
-    }
-
-    /// The layers of isolation that hold for it.
-    pub fn isolation(&self) -> Vec<String> {
-        self.known().isolation.clone()
-    }
-
     /// Bytes of memory now, and milliseconds of processor time since the last time somebody asked.
     pub fn usage(&self) -> (u64, u64) {
         let process = self.known().process.clone();
@@ -117,9 +108,22 @@ impl Handle {
         (memory, cpu_ms.saturating_sub(before))
     }
 
-    /// How it ended.
-    pub fn ended(&self) -> Ended {
-        self.known().ended.clone()
+    /// What the owner of its agent wants to know. An actor that fell has ended its instance.
+    pub fn observed(&self, id: InstanceId) -> Observed {
+        let alive = matches!(
+            self.actor.get_status(),
+            ractor::ActorStatus::Unstarted
+                | ractor::ActorStatus::Starting
+                | ractor::ActorStatus::Running
+                | ractor::ActorStatus::Upgrading
+        );
+        let known = self.known();
+        Observed {
+            id,
+            seen: if alive { known.seen.clone() } else { Seen::Exited },
+            isolation: known.isolation.clone(),
+            ended: known.ended.clone(),
+        }
     }
 }
 
@@ -140,6 +144,13 @@ impl Instances {
     /// Forgets one that has ended.
     pub fn remove(&self, id: InstanceId) -> Option<Arc<Handle>> {
         self.all().remove(&id)
+    }
+
+    /// What is seen of an agent's.
+    pub fn observed(&self, agent: AgentId) -> Vec<Observed> {
+        let all = self.all();
+        let of_agent = all.iter().filter(|(_, handle)| handle.agent_id == agent);
+        of_agent.map(|(id, handle)| handle.observed(*id)).collect()
     }
 
     /// Every one of them.
@@ -271,7 +282,7 @@ impl Running {
         if let Some(handle) = self.world.watch.instances.get(self.request.instance_id) {
             change(&mut handle.known());
         }
-        self.world.watch.touch_agent(self.request.agent_id);
+        self.world.watch.report(self.request.agent_id);
     }
 
     fn log(&self, level: &str, message: String) {
@@ -343,10 +354,9 @@ impl Running {
             agent_id: self.request.agent_id,
             id: self.request.instance_id,
             version: self.request.version,
-            address,
+            place: Place::Here { address, actor: myself.clone() },
             invoke_path: image.invoke_path.clone(),
             concurrency: image.concurrency,
-            actor: myself.clone(),
         };
         let endpoint = Endpoint::new(new, now);
         self.world.routes.add(Arc::clone(&endpoint));

@@ -21,7 +21,8 @@ use tokio::{sync::mpsc, time::Instant};
 use crate::{
     instance::InstanceMessage,
     meter::Sample,
-    route::{NoSlot, Patience, Slot},
+    ports::{PeerError, PeerResponse},
+    route::{Endpoint, NoSlot, Patience, Place, Slot},
     wire::{self, Answer, Context, EventReader, StreamEvent},
     world::World,
 };
@@ -120,6 +121,9 @@ pub enum CallError {
     /// Nobody listens where the instance was; the agent saw nothing of the call.
     #[error("the instance is gone; retry in a moment")]
     Unreached,
+    /// The instance is on another node and has no free slot; the agent saw nothing of the call.
+    #[error("the instance has no free slot; retry in a moment")]
+    Busy,
     /// The connection ended before the answer did.
     #[error("the connection to the agent ended before its answer was complete")]
     Broken(String),
@@ -142,6 +146,33 @@ pub struct Output {
     pub instance_id: InstanceId,
     /// Its version.
     pub version: u64,
+}
+
+/// Where a node's instances are on its peer port: agent, instance and the agent's own path follow.
+pub const INSTANCES_PATH: &str = "/instances/";
+/// Says why a node did not pass a call on: `busy`, `gone` or `broken`.
+pub const REFUSED_HEADER: &str = "x-roost-refused";
+
+fn uri(text: String) -> http::Uri {
+    text.parse().expect("paths were checked when they came in")
+}
+
+fn refused(response: PeerResponse) -> Result<PeerResponse, CallError> {
+    match response.headers().get(REFUSED_HEADER).map(|why| why.as_bytes()) {
+        None => Ok(response),
+        Some(b"busy") => Err(CallError::Busy),
+        Some(b"broken") => Err(CallError::Broken("the instance let go of the call".to_owned())),
+        Some(_) => Err(CallError::Unreached),
+    }
+}
+
+impl From<PeerError> for CallError {
+    fn from(error: PeerError) -> Self {
+        match error {
+            PeerError::Unreached(_) | PeerError::Refused(_) => Self::Unreached,
+            PeerError::Broken(cause) => Self::Broken(cause),
+        }
+    }
 }
 
 impl World {
@@ -174,6 +205,7 @@ impl World {
             };
             match self.invoke_in(&slot, call, deadline).await {
                 Err(CallError::Unreached) => self.give_up(&slot),
+                Err(CallError::Busy) => slot.endpoint.mark_busy(),
                 ended => return ended,
             }
         }
@@ -182,7 +214,30 @@ impl World {
     /// Nobody listens where this instance was: it takes no more calls and is replaced.
     pub fn give_up(&self, slot: &Slot) {
         self.routes.remove(slot.endpoint.agent_id, slot.endpoint.id);
-        let _ = slot.endpoint.actor.cast(InstanceMessage::Unreachable);
+        slot.endpoint.tell(InstanceMessage::Unreachable);
+    }
+
+    /// Sends a request to an instance, wherever it is; the address is a path.
+    pub async fn send_to(
+        &self,
+        endpoint: &Endpoint,
+        request: Request<Bytes>,
+    ) -> Result<Response<Incoming>, CallError> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let (mut parts, body) = request.into_parts();
+        match &endpoint.place {
+            Place::Here { address, .. } => {
+                parts.uri = uri(format!("http://{address}{path}"));
+                self.client.send(Request::from_parts(parts, Full::new(body))).await
+            }
+            Place::There(node) => {
+                let Endpoint { agent_id, id, .. } = endpoint;
+                parts.uri = uri(format!("https://peer{INSTANCES_PATH}{agent_id}/{id}{path}"));
+                let body = Full::new(body).map_err(|never| match never {}).boxed();
+                let request = Request::from_parts(parts, body);
+                refused(self.ports.peers.pass(*node, request).await?)
+            }
+        }
     }
 
     /// Calls one instance and waits for its whole answer.
@@ -195,8 +250,8 @@ impl World {
         let began = Instant::now();
         let answer = tokio::time::timeout_at(deadline, self.exchange(slot, call)).await;
         let answer = answer.unwrap_or(Err(CallError::Timeout(call.timeout)));
-        if answer == Err(CallError::Unreached) {
-            return Err(CallError::Unreached);
+        if let Err(unseen @ (CallError::Unreached | CallError::Busy)) = answer {
+            return Err(unseen);
         }
         let elapsed = began.elapsed();
         let tokens = answer.as_ref().map_or(0, |answer| answer.tokens);
@@ -211,7 +266,8 @@ impl World {
     }
 
     async fn exchange(&self, slot: &Slot, call: &Invocation) -> Result<Answer, CallError> {
-        let response = self.client.send(self.request(slot, call, "application/json")).await?;
+        let request = self.request(slot, call, "application/json");
+        let response = self.send_to(&slot.endpoint, request).await?;
         let response = checked(response).await?;
         if is_event_stream(&response) {
             return join(response.into_body(), call.output_max).await;
@@ -228,7 +284,7 @@ impl World {
         }
     }
 
-    fn request(&self, slot: &Slot, call: &Invocation, accept: &str) -> Request<Full<Bytes>> {
+    fn request(&self, slot: &Slot, call: &Invocation, accept: &str) -> Request<Bytes> {
         let context = Context {
             request_id: call.request_id,
             job_id: call.job_id,
@@ -241,17 +297,16 @@ impl World {
             metadata: call.metadata.clone(),
         };
         let body = Bytes::from(wire::request_body(&call.input, &context));
-        let uri = format!("http://{}{}", slot.endpoint.address, slot.endpoint.invoke_path);
         let mut request = Request::builder()
             .method(Method::POST)
-            .uri(uri)
+            .uri(slot.endpoint.invoke_path.as_str())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)
             .header("x-request-id", call.request_id.to_string());
         for (name, value) in &call.headers {
             request = request.header(name, value);
         }
-        request.body(Full::new(body)).expect("paths and headers were checked when they came in")
+        request.body(body).expect("paths and headers were checked when they came in")
     }
 
     /// Calls the agent and hands its events on as they come.
@@ -269,6 +324,7 @@ impl World {
                 loop {
                     match world.pump(&slot, &call, &sender).await {
                         Err(CallError::Unreached) => world.give_up(&slot),
+                        Err(CallError::Busy) => slot.endpoint.mark_busy(),
                         ended => return ended,
                     }
                     slot = world.slot(call.agent_id, deadline).await?;
@@ -295,7 +351,8 @@ impl World {
         call: &Invocation,
         out: &mpsc::Sender<Result<StreamEvent, CallError>>,
     ) -> Result<u64, CallError> {
-        let response = self.client.send(self.request(slot, call, "text/event-stream")).await?;
+        let request = self.request(slot, call, "text/event-stream");
+        let response = self.send_to(&slot.endpoint, request).await?;
         let response = checked(response).await?;
         let send = async |event| {
             // A reader that went away is noticed by `closed`.
@@ -449,7 +506,7 @@ impl CallError {
                 ("AGENT_ERROR", json!({ "status": status, "body": body, "attempts": 1 }))
             }
             Self::Reported { code, .. } => ("AGENT_ERROR", json!({ "agent_code": code })),
-            Self::Unreached => ("AGENT_UNAVAILABLE", json!({})),
+            Self::Unreached | Self::Busy => ("AGENT_UNAVAILABLE", json!({})),
             Self::Broken(_) => ("AGENT_ERROR", json!({ "reason": "connection_lost" })),
             Self::BadResponse(cause) => ("AGENT_BAD_RESPONSE", json!({ "cause": cause })),
             Self::TooLarge(most) => ("AGENT_BAD_RESPONSE", json!({ "max_bytes": most })),

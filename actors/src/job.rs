@@ -1,32 +1,35 @@
 //! One actor per unfinished job, where the job's shard is led: it carries the job to its end.
 //!
-//! Before the first byte leaves for the agent, the attempt is committed; its result counts only in
-//! the attempt's own epoch. An attempt that an earlier life of the node had begun is lost, and the
-//! job's retry rule says what then.
+//! Before the first byte leaves for the agent, the attempt is committed with the node that will run
+//! it; its result counts only in the attempt's own epoch. That node holds call and result
+//! ([`crate::attempt`]), so an owner that takes over asks there first. Only when the node is gone, or
+//! knows nothing of the attempt, is the attempt lost, and the job's retry rule says what then.
 
 use std::{sync::Arc, time::Duration};
 
 use domain::{
     JobId, Rejection,
-    job::{Attempt, Job, JobError, JobStatus, Outcome, RetryOn},
+    job::{Attempt, Job, JobStatus, Outcome, RetryOn},
     machine::Claim,
     shard::{Command, Reply},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use serde_json::{json, value::RawValue};
-use tokio::{sync::watch, task::AbortHandle, time::Instant};
+use serde_json::json;
+use tokio::{task::AbortHandle, time::Instant};
 
 use crate::{
-    instance::InstanceMessage,
-    invocation::{CallError, Invocation, JOB_OUTPUT_BYTES_MAX},
-    ports::ProposeError,
-    root::{Thing, Told, detach},
+    ask::{self, Ask, Told},
+    attempt::{Held, Ran, failed},
+    ports::{PeerError, ProposeError},
+    root::{Thing, Told as Telling, detach},
     route::{NoSlot, Slot},
     world::World,
 };
 
 /// Between attempts to write an outcome down.
 const FINISH_AGAIN: Duration = Duration::from_millis(500);
+/// How long one question for the end of an attempt waits.
+const AWAITED: Duration = Duration::from_secs(20);
 
 /// What wakes a job.
 pub enum JobMessage {
@@ -55,17 +58,9 @@ pub struct Carrier {
     id: JobId,
     claim: Claim,
     attempt: Option<AbortHandle>,
-    cancel: watch::Sender<Cancel>,
+    /// The strongest wish for its end that was passed on, and of which epoch.
+    canceling: Option<(u64, bool)>,
     alarm: Option<AbortHandle>,
-}
-
-/// Whether somebody wants the end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Cancel {
-    #[default]
-    No,
-    Gracefully,
-    ByForce,
 }
 
 impl Drop for Carrier {
@@ -90,8 +85,7 @@ impl Actor for JobActor {
         JobArguments { world, id, claim }: JobArguments,
     ) -> Result<Carrier, ActorProcessingErr> {
         myself.cast(JobMessage::Look)?;
-        let cancel = watch::Sender::new(Cancel::No);
-        Ok(Carrier { world, id, claim, attempt: None, cancel, alarm: None })
+        Ok(Carrier { world, id, claim, attempt: None, canceling: None, alarm: None })
     }
 
     async fn handle(
@@ -114,10 +108,7 @@ impl Carrier {
             myself.stop(None);
             return Ok(());
         };
-        if job.cancel_requested_at.is_some() {
-            let wish = if job.cancel_by_force { Cancel::ByForce } else { Cancel::Gracefully };
-            self.cancel.send_if_modified(|now| std::mem::replace(now, wish) != wish);
-        }
+        self.pass_cancel_on(&job);
         if self.attempt.is_some() {
             return Ok(());
         }
@@ -127,6 +118,28 @@ impl Carrier {
             JobStatus::Completed | JobStatus::Failed | JobStatus::Canceled => myself.stop(None),
         }
         Ok(())
+    }
+
+    /// Whoever runs the attempt is told that it is not wanted any more.
+    fn pass_cancel_on(&mut self, job: &Job) {
+        let wish = (job.epoch, job.cancel_by_force);
+        let wanted = job.cancel_requested_at.is_some() && job.status == JobStatus::Running;
+        if !wanted || self.canceling == Some(wish) {
+            return;
+        }
+        let Some(node) = job.node_id else { return };
+        self.canceling = Some(wish);
+        let (world, claim, id) = (Arc::clone(&self.world), self.claim, self.id);
+        let ask = Ask::CancelAttempt { claim, job: id, epoch: wish.0, by_force: wish.1 };
+        detach(async move {
+            while let Err(error) = world.ask_node(node, ask.clone(), ask::ANSWER_WITHIN).await {
+                tracing::info!(job_id = %id, %node, %error, "a cancellation is not passed on yet");
+                tokio::time::sleep(FINISH_AGAIN).await;
+                if world.has_left(node) || !world.is_current(claim) {
+                    return;
+                }
+            }
+        });
     }
 
     fn next_attempt(&mut self, job: &Arc<Job>, myself: &ActorRef<JobMessage>) {
@@ -145,7 +158,7 @@ impl Carrier {
         }
     }
 
-    /// A running job without a task: its slot was handed over, or its attempt is lost.
+    /// A running job without a task: its slot was handed over, or another owner began the attempt.
     async fn resume(
         &mut self,
         job: &Arc<Job>,
@@ -156,30 +169,13 @@ impl Carrier {
             let mut handover = handover.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             handover.remove(&self.id)
         };
-        if let Some(slot) = slot {
-            self.begin(Arc::clone(job), Some(slot), myself);
-            return Ok(());
-        }
-        let message =
-            "the node that ran the attempt was restarted; whether it took effect is unknown";
-        let error = JobError {
-            code: "NODE_LOST".to_owned(),
-            message: message.to_owned(),
-            details: json!({ "reason": "outcome_unknown" }).to_string(),
-        };
-        let outcome = Outcome::Failed { error, kind: Some(RetryOn::Unavailable) };
-        finish(&self.world, self.claim, self.id, job.epoch, outcome).await?;
-        myself.cast(JobMessage::Look)?;
+        self.begin(Arc::clone(job), slot, myself);
         Ok(())
     }
 
     fn begin(&mut self, job: Arc<Job>, slot: Option<Slot>, myself: &ActorRef<JobMessage>) {
-        let carry = Carry {
-            world: Arc::clone(&self.world),
-            claim: self.claim,
-            cancel: self.cancel.subscribe(),
-        };
-        let ended = Told::when_dropped(myself.clone(), || JobMessage::Ended);
+        let carry = Carry { world: Arc::clone(&self.world), claim: self.claim };
+        let ended = Telling::when_dropped(myself.clone(), || JobMessage::Ended);
         self.attempt = Some(detach(async move {
             let _ended = ended;
             if let Err(error) = carry.attempt(job, slot).await {
@@ -218,41 +214,103 @@ async fn finish(
 struct Carry {
     world: Arc<World>,
     claim: Claim,
-    cancel: watch::Receiver<Cancel>,
 }
 
 impl Carry {
-    async fn attempt(
-        mut self,
-        job: Arc<Job>,
-        slot: Option<Slot>,
-    ) -> Result<(), ActorProcessingErr> {
-        let (job, slot) = match slot {
-            Some(slot) => (job, slot),
-            None => match self.slot(&job).await {
+    async fn attempt(self, job: Arc<Job>, slot: Option<Slot>) -> Result<(), ActorProcessingErr> {
+        let is_new = job.status == JobStatus::Pending;
+        let (mut job, mut slot) = match (is_new, slot) {
+            (true, _) => match self.slot(&job).await {
                 Ok(slot) => {
                     let Some(job) = self.start(&job, &slot).await? else { return Ok(()) };
-                    (job, slot)
+                    (job, Some(slot))
                 }
                 Err(outcome) => {
                     let Some(job) = self.start_without_slot(&job).await? else { return Ok(()) };
-                    return finish(&self.world, self.claim, job.id, job.epoch, outcome).await;
+                    return self.finish(&job, outcome).await;
                 }
             },
+            (false, slot) => (job, slot),
         };
-        let mut slot = slot;
-        let outcome = loop {
-            match self.run(&job, &slot).await {
-                Some(outcome) => break outcome,
-                // The agent saw nothing of it: the same attempt goes to another instance.
-                None => self.world.give_up(&slot),
-            }
-            slot = match self.slot(&job).await {
-                Ok(slot) => slot,
-                Err(outcome) => break outcome,
+        loop {
+            let ran = match slot.take() {
+                Some(slot) => self.run(&job, slot).await,
+                None => self.end_of(&job).await,
             };
+            match ran {
+                Ran::Ended(outcome) => return self.finish(&job, outcome).await,
+                // The agent saw nothing of it: the same attempt goes to another instance, which is
+                // written down first, so that whoever owns the job next knows where to ask.
+                Ran::Unreached => match self.slot(&job).await {
+                    Ok(next) => {
+                        let Some(moved) = self.start(&job, &next).await? else { return Ok(()) };
+                        job = moved;
+                        slot = Some(next);
+                    }
+                    Err(outcome) => return self.finish(&job, outcome).await,
+                },
+            }
+        }
+    }
+
+    /// Commits the outcome; whoever held the result may forget it.
+    async fn finish(&self, job: &Job, outcome: Outcome) -> Result<(), ActorProcessingErr> {
+        finish(&self.world, self.claim, job.id, job.epoch, outcome).await?;
+        if let Some(node) = job.node_id {
+            let ask = Ask::ForgetAttempt { job: job.id, epoch: job.epoch };
+            let _ = self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await;
+        }
+        Ok(())
+    }
+
+    /// Has the node of the instance run the attempt, and waits for its end.
+    async fn run(&self, job: &Arc<Job>, slot: Slot) -> Ran {
+        let Some(node) = slot.endpoint.node() else {
+            self.world.run_attempt(Arc::clone(job), slot);
+            return self.end_of(job).await;
         };
-        finish(&self.world, self.claim, job.id, job.epoch, outcome).await
+        let ask = Ask::BeginAttempt {
+            claim: self.claim,
+            job: Box::new(Job::clone(job)),
+            instance: slot.endpoint.id,
+        };
+        match self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await {
+            Ok(Told::Done) => self.end_of(job).await,
+            Ok(Told::Busy) => {
+                slot.endpoint.mark_busy();
+                Ran::Unreached
+            }
+            Ok(_) | Err(PeerError::Unreached(_) | PeerError::Refused(_)) => {
+                self.world.give_up(&slot);
+                Ran::Unreached
+            }
+            // It may have begun.
+            Err(PeerError::Broken(_)) => self.end_of(job).await,
+        }
+    }
+
+    /// How an attempt ends that runs somewhere. Its node is asked for as long as it may come back;
+    /// only when the node is gone, or has started again, is the attempt lost.
+    async fn end_of(&self, job: &Job) -> Ran {
+        let Some(node) = job.node_id else { return Ran::Ended(lost()) };
+        let (mut silent, grace) = (None, self.world.settings.replacement_grace);
+        loop {
+            let ask = Ask::AwaitAttempt { job: job.id, epoch: job.epoch, within: AWAITED };
+            let told = self.world.ask_node(node, ask, AWAITED + ask::ANSWER_WITHIN).await;
+            match told {
+                Ok(Told::Attempt(Held::Over(ran))) => return ran,
+                Ok(Told::Attempt(Held::Running)) => silent = None,
+                Ok(_) => return Ran::Ended(lost()),
+                Err(_) => {
+                    let since = *silent.get_or_insert_with(Instant::now);
+                    let is_alive = self.world.ports.peers.is_alive(node);
+                    if self.world.has_left(node) || !is_alive && since.elapsed() >= grace {
+                        return Ran::Ended(lost());
+                    }
+                    tokio::time::sleep(FINISH_AGAIN).await;
+                }
+            }
+        }
     }
 
     /// Waits for a free instance: as long as it takes while the agent is coming up.
@@ -301,7 +359,12 @@ impl Carry {
         job: &Job,
         attempt: Attempt,
     ) -> Result<Option<Arc<Job>>, ActorProcessingErr> {
-        let command = Command::StartJob { id: job.id, attempt };
+        let command = match job.status {
+            JobStatus::Pending => Command::StartJob { id: job.id, attempt },
+            JobStatus::Running | JobStatus::Completed | JobStatus::Failed | JobStatus::Canceled => {
+                Command::RedirectJob { id: job.id, epoch: job.epoch, attempt }
+            }
+        };
         let answer =
             self.world.ask_shard(self.claim.shard, command, None, Some(self.claim)).await?;
         match answer.result {
@@ -310,170 +373,21 @@ impl Carry {
             Err(reason) => Err(reason.into()),
         }
     }
-
-    /// `None` if the instance was gone before the call could reach it.
-    async fn run(&mut self, job: &Job, slot: &Slot) -> Option<Outcome> {
-        let timeout = Duration::from_millis(job.timeout_ms);
-        let input = match self.world.input(job).await {
-            Ok(input) => input,
-            Err(outcome) => return Some(outcome),
-        };
-        let call = Invocation {
-            agent_id: job.agent_id,
-            livemode: job.tenant.mode.is_live(),
-            input,
-            headers: job.headers.clone(),
-            metadata: job.metadata.clone(),
-            timeout,
-            request_id: job.request_id,
-            job_id: Some(job.id),
-            attempt: job.attempt,
-            epoch: job.epoch,
-            output_max: JOB_OUTPUT_BYTES_MAX,
-        };
-        let world = Arc::clone(&self.world);
-        let answer = world.invoke_in(slot, &call, Instant::now() + timeout);
-        tokio::pin!(answer);
-        tokio::select! {
-            answer = &mut answer => return match answer {
-                Err(CallError::Unreached) => None,
-                ended => Some(outcome(&self.world, ended).await),
-            },
-            () = wanted(&mut self.cancel, Cancel::Gracefully) => {}
-        }
-        Some(self.let_go(slot, &call, answer).await)
-    }
-
-    /// Canceled is said only when the agent has let go of the call or its instance is dead.
-    async fn let_go(
-        &mut self,
-        slot: &Slot,
-        call: &Invocation,
-        mut answer: std::pin::Pin<
-            &mut impl Future<Output = Result<crate::invocation::Output, CallError>>,
-        >,
-    ) -> Outcome {
-        let world = Arc::clone(&self.world);
-        let give_up = tokio::time::sleep(world.settings.cancel_wait);
-        let confirmed = world.cancel_call(slot, call);
-        tokio::pin!(give_up, confirmed);
-        let mut asked = false;
-        loop {
-            tokio::select! {
-                _ = &mut answer => return Outcome::Canceled,
-                yes = &mut confirmed, if !asked => {
-                    asked = true;
-                    if yes {
-                        return Outcome::Canceled;
-                    }
-                }
-                () = wanted(&mut self.cancel, Cancel::ByForce) => {
-                    let _ = slot.endpoint.actor.cast(InstanceMessage::Kill);
-                    let _ = answer.await;
-                    return Outcome::Canceled;
-                }
-                () = &mut give_up => break,
-            }
-        }
-        // It does not let go: no new calls, the wanted ones may end, then the instance is ended.
-        slot.endpoint.give_up_on_one();
-        let _ = slot.endpoint.actor.cast(InstanceMessage::LetGo);
-        tokio::select! {
-            _ = &mut answer => return Outcome::Canceled,
-            () = wanted(&mut self.cancel, Cancel::ByForce) => {}
-        }
-        let _ = slot.endpoint.actor.cast(InstanceMessage::Kill);
-        let _ = answer.await;
-        Outcome::Canceled
-    }
-}
-
-/// Waits until the end is wanted at least this much.
-async fn wanted(cancel: &mut watch::Receiver<Cancel>, least: Cancel) {
-    let enough = |now: &Cancel| match least {
-        Cancel::No => true,
-        Cancel::Gracefully => *now != Cancel::No,
-        Cancel::ByForce => *now == Cancel::ByForce,
-    };
-    if cancel.wait_for(enough).await.is_err() {
-        std::future::pending::<()>().await;
-    }
 }
 
 /// What is written down before the first byte leaves.
 pub fn attempt(world: &World, slot: Option<&Slot>) -> Attempt {
     Attempt {
         instance_id: slot.map(|slot| slot.endpoint.id),
-        node_id: world.node_id,
+        node_id: slot.and_then(|slot| slot.endpoint.node()).unwrap_or(world.node_id),
         boot: world.boot.clone(),
         version: slot.map(|slot| slot.endpoint.version),
     }
 }
 
-fn failed(
-    code: &str,
-    message: String,
-    details: &serde_json::Value,
-    kind: Option<RetryOn>,
-) -> Outcome {
-    let error = JobError { code: code.to_owned(), message, details: details.to_string() };
-    Outcome::Failed { error, kind }
-}
-
-/// An output is durable before the log names it.
-async fn outcome(world: &World, answer: Result<crate::invocation::Output, CallError>) -> Outcome {
-    match answer {
-        Ok(output) => match world.keep(output.output.to_string()).await {
-            Ok(kept) => Outcome::Completed { output: kept, usage: output.usage },
-            Err(error) => {
-                let message = format!("the output could not be stored: {error}");
-                failed("INTERNAL_ERROR", message, &json!({}), None)
-            }
-        },
-        Err(error) => {
-            let (code, details, kind) = explained(&error);
-            failed(code, error.to_string(), &details, Some(kind))
-        }
-    }
-}
-
-/// Which retry rule a failed call falls under, and its code in the words of jobs.
-fn explained(error: &CallError) -> (&'static str, serde_json::Value, RetryOn) {
-    let (code, details) = error.explained();
-    match error {
-        CallError::Timeout(_) => ("JOB_TIMEOUT", details, RetryOn::Timeout),
-        CallError::NoSlot(_) | CallError::Unreached => {
-            ("AGENT_UNAVAILABLE", details, RetryOn::Unavailable)
-        }
-        CallError::Broken(_) => {
-            ("AGENT_ERROR", json!({ "reason": "instance_exited" }), RetryOn::AgentError)
-        }
-        CallError::Agent { .. }
-        | CallError::Reported { .. }
-        | CallError::BadResponse(_)
-        | CallError::TooLarge(_) => (code, details, RetryOn::AgentError),
-    }
-}
-
-impl World {
-    /// A job's input.
-    async fn input(&self, job: &Job) -> Result<Box<RawValue>, Outcome> {
-        let wrong = |message: String| failed("INTERNAL_ERROR", message, &json!({}), None);
-        let text = self.text(&job.input).await;
-        let text = text.map_err(|error| wrong(format!("the input is lost: {error}")))?;
-        RawValue::from_string(text)
-            .map_err(|error| wrong(format!("the stored input is not JSON: {error}")))
-    }
-
-    /// Tells the agent that a call is not wanted any more; says whether it confirmed.
-    async fn cancel_call(&self, slot: &Slot, call: &Invocation) -> bool {
-        let body = json!({ "request_id": call.request_id, "job_id": call.job_id });
-        let uri = format!("http://{}{}/cancel", slot.endpoint.address, slot.endpoint.invoke_path);
-        let request = http::Request::post(uri)
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(http_body_util::Full::new(bytes::Bytes::from(body.to_string())));
-        let Ok(request) = request else { return false };
-        let sent = tokio::time::timeout(self.settings.cancel_wait, self.client.send(request)).await;
-        matches!(sent, Ok(Ok(response)) if response.status().is_success())
-    }
+/// The node that ran it is gone, and with it what became of the attempt.
+fn lost() -> Outcome {
+    let message = "the node that ran the attempt was lost; whether it took effect is unknown";
+    let details = json!({ "reason": "outcome_unknown" });
+    failed("NODE_LOST", message.to_owned(), &details, Some(RetryOn::Unavailable))
 }

@@ -13,13 +13,17 @@
 //! through a mailbox at all: they take a slot from [`route`] and go to the instance.
 
 pub mod agent;
+pub mod ask;
+pub mod attempt;
 pub mod call;
 #[cfg(feature = "fakes")]
 pub mod fakes;
+pub mod image;
 pub mod instance;
 pub mod invocation;
 pub mod job;
 pub mod log_line;
+pub mod members;
 pub mod meter;
 pub mod payload;
 pub mod ports;
@@ -27,5 +31,6 @@ pub mod root;
 pub mod route;
 pub mod seal;
 pub mod settings;
+pub mod start;
 pub mod wire;
 pub mod world;

@@ -227,7 +227,8 @@ impl Bucket {
         rounded(self.errors as f64 * 100.0 / self.requests as f64)
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    /// As it is kept, and told to other nodes.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut latency = vec![];
         let written = V2Serializer::new().serialize(&self.latency, &mut latency);
         written.expect("a histogram fits in memory");
@@ -235,7 +236,8 @@ impl Bucket {
         codec::encode(&Stored { requests, errors, tokens, compute_ms, latency, gauges })
     }
 
-    fn read(bytes: &[u8]) -> Option<Self> {
+    /// Reads what [`Bucket::bytes`] wrote.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         let stored: Stored = codec::decode(bytes).ok()?;
         let latency = Deserializer::new().deserialize(&mut stored.latency.as_slice()).ok()?;
         let Stored { requests, errors, tokens, compute_ms, gauges, .. } = stored;
@@ -263,6 +265,45 @@ pub struct Summary {
     pub avg_latency_ms: f64,
     /// Share of calls without an output.
     pub error_rate_percent: f64,
+}
+
+/// Calls of the last 24 hours, as they add up over nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Calls.
+    pub requests: u64,
+    /// Calls without an output.
+    pub errors: u64,
+    /// Their latencies together, in microseconds.
+    pub micros: u64,
+}
+
+impl Totals {
+    /// Adds another node's.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.micros += other.micros;
+    }
+
+    /// What is shown of them.
+    pub fn summary(&self) -> Summary {
+        let Self { requests, errors, micros } = *self;
+        if requests == 0 {
+            return Summary::default();
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+        Summary {
+            requests,
+            avg_latency_ms: rounded(micros as f64 / requests as f64 / 1000.0),
+            error_rate_percent: rounded(errors as f64 * 100.0 / requests as f64),
+        }
+    }
+}
+
+/// Share of time up; all of it for an agent that was never meant to serve.
+pub fn uptime_percent((meant_ms, up_ms): (u64, u64)) -> f64 {
+    if meant_ms == 0 { 100.0 } else { share(up_ms.saturating_mul(100), meant_ms) }
 }
 
 /// Five minutes of an agent, for its summary.
@@ -351,24 +392,17 @@ impl Meter {
         slot.micros += micros.saturating_mul(bucket.requests);
     }
 
-    /// The last 24 hours of an agent.
-    pub fn summary(&self, agent: AgentId, now: Timestamp) -> Summary {
+    /// The last 24 hours of an agent, as far as its calls came in here.
+    pub fn totals(&self, agent: AgentId, now: Timestamp) -> Totals {
         let counted = self.counted();
-        let Some(day) = counted.days.get(&agent) else { return Summary::default() };
+        let Some(day) = counted.days.get(&agent) else { return Totals::default() };
         let from = now.millis().saturating_sub(DAY.as_millis().try_into().unwrap_or(u64::MAX));
         let recent = day.iter().filter(|slot| slot.at + COARSE_MILLIS > from);
-        let (requests, errors, micros) = recent.fold((0, 0, 0), |sum, slot| {
-            (sum.0 + slot.requests, sum.1 + slot.errors, sum.2 + slot.micros)
-        });
-        if requests == 0 {
-            return Summary::default();
-        }
-        #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
-        Summary {
-            requests,
-            avg_latency_ms: rounded(micros as f64 / requests as f64 / 1000.0),
-            error_rate_percent: rounded(errors as f64 * 100.0 / requests as f64),
-        }
+        recent.fold(Totals::default(), |mut sum, slot| {
+            let Coarse { requests, errors, micros, .. } = *slot;
+            sum.add(&Totals { requests, errors, micros });
+            sum
+        })
     }
 
     /// Counts what a look at an agent that is meant to serve saw.
@@ -384,15 +418,12 @@ impl Meter {
         self.counted().uptime.entry(agent).or_default().add(&bucket.gauges);
     }
 
-    /// Share of time up; all of it for an agent that was never meant to serve.
-    pub fn uptime_percent(&self, agent: AgentId) -> f64 {
+    /// Milliseconds that an agent was meant to serve, and that it did.
+    pub fn uptime(&self, agent: AgentId) -> (u64, u64) {
         let counted = self.counted();
-        let Some(Uptime { meant, up }) = counted.uptime.get(&agent) else { return 100.0 };
-        if meant.is_zero() {
-            100.0
-        } else {
-            rounded(up.as_secs_f64() * 100.0 / meant.as_secs_f64())
-        }
+        let Some(Uptime { meant, up }) = counted.uptime.get(&agent) else { return (0, 0) };
+        let millis = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        (millis(meant), millis(up))
     }
 
     /// The open bucket of an agent, if calls came in it.
@@ -484,9 +515,9 @@ mod tests {
         let bucket = Bucket::read(bytes).expect("reads back");
         assert_eq!((bucket.requests, bucket.errors, bucket.tokens), (100, 1, 200));
         assert!((49.0..52.0).contains(&bucket.latency_ms(0.5)), "{}", bucket.latency_ms(0.5));
-        let summary = meter.summary(AgentId(1), at);
+        let summary = meter.totals(AgentId(1), at).summary();
         assert_eq!((summary.requests, summary.error_rate_percent), (100, 1.0));
-        assert_eq!(meter.summary(AgentId(1), at.plus(DAY * 2)), Summary::default());
+        assert_eq!(meter.totals(AgentId(1), at.plus(DAY * 2)).summary(), Summary::default());
     }
 
     #[test]
@@ -500,7 +531,7 @@ mod tests {
             meter.observe(AgentId(1), used, at);
         }
         meter.cold_start(AgentId(1), at);
-        assert_eq!(meter.uptime_percent(AgentId(1)), 66.667);
+        assert_eq!(uptime_percent(meter.uptime(AgentId(1))), 66.667);
         let closed = meter.close(at.plus(BUCKET)).remove(0).2;
         let twice = Bucket::read(&merged(Some(&closed), &closed)).expect("reads back").gauges;
         assert_eq!((twice.looks, twice.cold_starts), (6, 2));
@@ -508,6 +539,6 @@ mod tests {
         assert_eq!((twice.cpu_percent(), twice.memory_mb()), (50.0, 30.0));
         let later = Meter::default();
         later.restore_uptime(AgentId(1), &closed);
-        assert_eq!(later.uptime_percent(AgentId(1)), 66.667);
+        assert_eq!(uptime_percent(later.uptime(AgentId(1))), 66.667);
     }
 }

@@ -1,10 +1,16 @@
 //! Inputs and outputs of jobs: short ones travel in the log, long ones are blobs that it names.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use bytes::Bytes;
 use domain::job::{PAYLOAD_BYTES_MAX, Payload};
 use futures::{FutureExt as _, StreamExt as _};
 
-use crate::{ports::BlobError, world::World};
+use crate::{
+    ask::{self, Ask, Told},
+    ports::BlobError,
+    world::World,
+};
 
 /// Why a payload can't be read.
 #[derive(Debug, thiserror::Error)]
@@ -52,29 +58,51 @@ impl World {
     }
 
     /// Removes blobs that nothing names any more, and uploads that nothing was made from.
-    pub async fn sweep_storage(&self) {
+    pub async fn sweep_storage(self: &Arc<Self>) {
+        self.hold_images().await;
         let unused_since = self.now().minus(self.settings.unused_uploads_after);
         let unused = self.directory().read().unused_uploads(unused_since);
         if !unused.is_empty() {
             let command = domain::directory::Command::SweepUploads { unused_since };
             let _ = self.ask(command, None).await;
         }
-        let needed = self.needed_blobs().await;
+        let Some(needed) = self.needed_blobs().await else {
+            tracing::debug!("blobs are not swept: not every shard says what it needs");
+            return;
+        };
         let removed = self.ports.blobs.sweep(needed, self.settings.unnamed_blobs_after).await;
         if removed > 0 {
             tracing::info!(removed, "blobs that nothing needed are gone");
         }
     }
 
-    async fn needed_blobs(&self) -> std::collections::BTreeSet<String> {
+    /// Everything that anything needs; `None` if a shard could not be asked.
+    async fn needed_blobs(self: &Arc<Self>) -> Option<BTreeSet<String>> {
         let mut needed = self.directory().read().blobs();
-        let ledger = std::sync::Arc::clone(&self.ports.ledger);
+        for shard in 0..self.ports.ledger.shards() {
+            let of_shard = match self.needed_blobs_of(shard).await {
+                Some(here) => here,
+                None => {
+                    let ask = Ask::NeededBlobs { shard };
+                    match self.ask_node(self.owner(shard)?, ask, ask::ANSWER_WITHIN * 6).await {
+                        Ok(Told::Blobs(there)) => there,
+                        Ok(_) | Err(_) => return None,
+                    }
+                }
+            };
+            needed.extend(of_shard);
+        }
+        Some(needed)
+    }
+
+    /// What one shard needs, if this node has it.
+    pub async fn needed_blobs_of(&self, shard: u16) -> Option<BTreeSet<String>> {
+        let ledger = Arc::clone(&self.ports.ledger);
+        if !ledger.has_shard(shard) || ledger.refresh_shard(shard).await.is_err() {
+            return None;
+        }
         // History is read from disk.
-        let of_jobs = tokio::task::spawn_blocking(move || {
-            let shards = 0..ledger.shards();
-            shards.flat_map(|shard| ledger.shard(shard).read().needed_blobs()).collect::<Vec<_>>()
-        });
-        needed.extend(of_jobs.await.expect("reading rows does not panic"));
-        needed
+        let read = tokio::task::spawn_blocking(move || ledger.shard(shard).read().needed_blobs());
+        Some(read.await.expect("reading rows does not panic"))
     }
 }

@@ -85,8 +85,50 @@ pub trait Ledger: Send + Sync + 'static {
     fn refresh_directory(&self) -> BoxFuture<'_, Result<(), ProposeError>>;
     /// Waits until [`Ledger::shard`] holds every change acknowledged before this call.
     fn refresh_shard(&self, shard: u16) -> BoxFuture<'_, Result<(), ProposeError>>;
+    /// Whether this node has a copy of a shard.
+    fn has_shard(&self, shard: u16) -> bool;
     /// The shards that this node leads now, with their terms.
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>>;
+}
+
+/// Why another node gave no answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PeerError {
+    /// Nothing was sent.
+    #[error("the node can't be reached: {0}")]
+    Unreached(String),
+    /// Something may have been sent; its effect is unknown.
+    #[error("the connection to the node broke: {0}")]
+    Broken(String),
+    /// It answered that it does not do this.
+    #[error("the node refused: {0}")]
+    Refused(String),
+}
+
+/// The body of a request to another node.
+pub type PeerBody = http_body_util::combinators::BoxBody<bytes::Bytes, std::io::Error>;
+/// A request that is passed on to another node.
+pub type PeerRequest = http::Request<PeerBody>;
+/// The beginning of its answer.
+pub type PeerResponse = http::Response<hyper::body::Incoming>;
+
+/// The other nodes of the cluster.
+pub trait Peers: Send + Sync + 'static {
+    /// Whether a node answers, as far as this one knows.
+    fn is_alive(&self, node: domain::NodeId) -> bool;
+    /// A question with a whole answer.
+    fn ask(
+        &self,
+        node: domain::NodeId,
+        question: bytes::Bytes,
+        within: std::time::Duration,
+    ) -> BoxFuture<'_, Result<bytes::Bytes, PeerError>>;
+    /// A request whose answer is passed on as it comes.
+    fn pass(
+        &self,
+        node: domain::NodeId,
+        request: PeerRequest,
+    ) -> BoxFuture<'_, Result<PeerResponse, PeerError>>;
 }
 
 /// Hears what was applied, in order, right after it was applied. Must not block.
@@ -124,6 +166,9 @@ pub enum BlobError {
     /// The disk said no.
     #[error("the blob could not be stored")]
     Disk(#[source] std::io::Error),
+    /// It would be on this node alone.
+    #[error("no other node took a copy of the bytes; retry in a moment")]
+    NoCopy,
 }
 
 /// Bulk, kept by content outside of the log: uploads and large payloads.
@@ -268,6 +313,12 @@ pub trait Runtime: Send + Sync + 'static {
         &self,
         request: StartRequest,
     ) -> BoxFuture<'_, Result<Started, domain::deployment::Failure>>;
+    /// Makes sure that an image is on this node, from another one if need be; whether it is.
+    fn hold(
+        &self,
+        provider: domain::cloud::Provider,
+        image: domain::deployment::Image,
+    ) -> BoxFuture<'_, bool>;
     /// Removes images of a gone agent that none of `kept` names.
     fn forget_images(&self, agent: domain::AgentId, kept: Vec<String>) -> BoxFuture<'_, ()>;
 }
@@ -300,7 +351,7 @@ pub struct LogLine {
 }
 
 /// Which lines are wanted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct LogQuery {
     /// Only after this time.
     pub since: Option<Timestamp>,

@@ -14,7 +14,7 @@ use domain::{
     machine::Claim,
     shard::Command,
 };
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{
     sync::{Notify, Semaphore},
     task::AbortHandle,
@@ -23,6 +23,7 @@ use tracing::{error, warn};
 
 use crate::{
     agent::{self, AgentActor, AgentArguments, AgentMessage},
+    ask::{self, Ask, Told as Answer},
     call::invoke,
     instance::Instances,
     job::{JobActor, JobArguments, JobMessage},
@@ -94,6 +95,11 @@ pub enum Thing {
 #[derive(Default)]
 struct Touched {
     agents: BTreeSet<AgentId>,
+    /// Agents whose instances moved here: their owner wants to know.
+    reports: BTreeSet<AgentId>,
+    gone: BTreeSet<AgentId>,
+    /// Agents with another live version than before.
+    live: BTreeSet<AgentId>,
     jobs: BTreeSet<(u16, JobId)>,
 }
 
@@ -108,6 +114,7 @@ pub struct Watch {
     pub builders: Semaphore,
     /// Slots taken for jobs whose first attempt was committed with them.
     pub handover: Mutex<HashMap<JobId, Slot>>,
+    root: Mutex<Option<ActorCell>>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -124,7 +131,25 @@ impl Watch {
             instances: Instances::default(),
             builders: Semaphore::new(builders),
             handover: Mutex::default(),
+            root: Mutex::default(),
         })
+    }
+
+    /// Whoever supervises instances, once it is there.
+    pub fn root(&self) -> Option<ActorCell> {
+        lock(&self.root).clone()
+    }
+
+    /// An instance of this node has moved: its agent's owner wants to know, wherever that is.
+    pub fn report(&self, id: AgentId) {
+        lock(&self.touched).reports.insert(id);
+        self.touch_agent(id);
+    }
+
+    /// Nothing is left of an agent but what this node keeps of it.
+    fn lose_agent(&self, id: AgentId) {
+        lock(&self.touched).gone.insert(id);
+        self.something.notify_one();
     }
 
     /// An agent may have something to do.
@@ -186,6 +211,10 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::InstanceGone { agent_id, .. } => Some(*agent_id),
         E::InstancePlaced(row) => Some(row.agent_id),
         E::ShardTaken(_)
+        | E::ShardLed { .. }
+        | E::NodePut(_)
+        | E::JoinTokenPut(_)
+        | E::JoinTokenGone(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)
         | E::ApiKeyPut(_)
@@ -199,7 +228,17 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
 
 impl Observer for Watch {
     fn directory(&self, events: &[DirectoryEvent]) {
-        events.iter().filter_map(agent_of).for_each(|id| self.touch_agent(id));
+        for event in events {
+            if let DirectoryEvent::AgentGone(id) = event {
+                self.lose_agent(*id);
+            }
+            if let DirectoryEvent::VersionLive { agent_id, .. } = event {
+                lock(&self.touched).live.insert(*agent_id);
+            }
+            if let Some(id) = agent_of(event) {
+                self.touch_agent(id);
+            }
+        }
     }
 
     fn shard(&self, shard: u16, events: &[ShardEvent]) {
@@ -229,6 +268,8 @@ pub enum RootMessage {
     Look,
     /// Look at everything, whatever was touched.
     Sweep,
+    /// This node leads other shards than before.
+    Leadership,
     /// A fallen actor's pause is over.
     Again(Named),
 }
@@ -253,6 +294,8 @@ pub struct Children {
     jobs_of: HashMap<AgentId, usize>,
     names: HashMap<ActorId, Named>,
     falls: BTreeMap<Named, usize>,
+    /// In whose name each actor acts.
+    claims: BTreeMap<Named, Claim>,
     backlog: bool,
 }
 
@@ -266,6 +309,15 @@ impl Actor for Root {
         myself: ActorRef<RootMessage>,
         world: Arc<World>,
     ) -> Result<Children, ActorProcessingErr> {
+        *lock(&world.watch.root) = Some(myself.get_cell());
+        let (mut leading, me) = (world.ports.ledger.leading(), myself.clone());
+        detach(async move {
+            while leading.changed().await.is_ok() {
+                if me.cast(RootMessage::Leadership).is_err() {
+                    return;
+                }
+            }
+        });
         let (watch, me) = (Arc::clone(&world.watch), myself.clone());
         detach(async move {
             loop {
@@ -288,6 +340,7 @@ impl Actor for Root {
             jobs_of: HashMap::new(),
             names: HashMap::new(),
             falls: BTreeMap::new(),
+            claims: BTreeMap::new(),
             backlog: false,
         })
     }
@@ -301,6 +354,7 @@ impl Actor for Root {
         match message {
             RootMessage::Look => children.look(&myself).await,
             RootMessage::Sweep => children.sweep(&myself).await,
+            RootMessage::Leadership => children.follow_leadership(&myself).await,
             RootMessage::Again(Named::Agent(id)) => children.wake_agent(id, &myself).await,
             RootMessage::Again(Named::Job(shard, id)) => {
                 children.wake_job(shard, id, &myself).await;
@@ -335,9 +389,19 @@ impl Actor for Root {
 
 impl Children {
     async fn look(&mut self, myself: &ActorRef<RootMessage>) {
-        let Touched { agents, jobs } = self.world.watch.take();
+        let Touched { agents, reports, gone, live, jobs } = self.world.watch.take();
         for id in agents {
+            self.world.sync_routes(id);
             self.wake_agent(id, myself).await;
+        }
+        for id in reports {
+            self.tell_owner(id);
+        }
+        for id in gone {
+            self.forget(id);
+        }
+        for id in live {
+            self.world.tend_images(id);
         }
         for (shard, id) in jobs {
             self.wake_job(shard, id, myself).await;
@@ -347,7 +411,64 @@ impl Children {
         }
     }
 
+    /// Another node owns the agent: it is to look at its instances.
+    fn tell_owner(&self, id: AgentId) {
+        let world = Arc::clone(&self.world);
+        let shard = world.ports.ledger.home(id.to_string().as_bytes());
+        let Some(owner) = world.owner(shard).filter(|owner| *owner != world.node_id) else {
+            return;
+        };
+        detach(async move {
+            // One that does not hear looks by itself at its next sweep.
+            let _ = world.ask_node(owner, Ask::Touch { agent: id }, ask::ANSWER_WITHIN).await;
+        });
+    }
+
+    /// The row is gone: so goes what belonged to it.
+    fn forget(&self, id: AgentId) {
+        let world = Arc::clone(&self.world);
+        world.routes.forget(id);
+        world.meter.forget(id);
+        detach(async move {
+            world.ports.logs.forget(id);
+            world.ports.series.forget(id);
+            world.ports.runtime.forget_images(id, vec![]).await;
+        });
+    }
+
+    /// Leaderships have moved: actors of shards that are led elsewhere, or in another term, end;
+    /// those of new ones start.
+    async fn follow_leadership(&mut self, myself: &ActorRef<RootMessage>) {
+        let claims: Vec<(Named, Option<Claim>)> = self
+            .claims
+            .iter()
+            .map(|(name, claim)| (*name, self.world.claim(claim.shard).filter(|now| now == claim)))
+            .collect();
+        for (name, _) in claims.into_iter().filter(|(_, claim)| claim.is_none()) {
+            self.claims.remove(&name);
+            match name {
+                Named::Agent(id) => {
+                    if let Some(actor) = self.agents.remove(&id) {
+                        self.names.remove(&actor.get_id());
+                        actor.stop(None);
+                    }
+                }
+                Named::Job(_, id) => {
+                    if let Some((_, actor)) = self.jobs.get(&id).cloned() {
+                        self.names.remove(&actor.get_id());
+                        self.forget_job(id);
+                        actor.stop(None);
+                    }
+                }
+            }
+        }
+        self.sweep(myself).await;
+    }
+
     async fn sweep(&mut self, myself: &ActorRef<RootMessage>) {
+        for id in self.world.routes.agents() {
+            self.world.sync_routes(id);
+        }
         self.keep_metrics();
         self.observe_uptime();
         let with_work: Vec<AgentId> = {
@@ -385,7 +506,9 @@ impl Children {
                 }
                 end_lost_calls(&world, claim).await;
             }
-            let due = !world.directory().read().keys.expired(now).is_empty();
+            // One node is enough for this: whoever leads the first shard.
+            let due =
+                world.claim(0).is_some() && !world.directory().read().keys.expired(now).is_empty();
             if due {
                 let _ = world.ask(domain::directory::Command::Sweep, None).await;
             }
@@ -408,12 +531,27 @@ impl Children {
         }
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         for (id, cores) in serving {
-            let ready = world.routes.health(id).ready as u64;
+            let here = world.routes.pulses(id).len() as u64;
             let (memory_bytes, cpu_ms) = used.get(&id).copied().unwrap_or_default();
-            let cpu_allowed_ms = ready * cores * millis;
-            let look = Gauges::look(ready, elapsed);
-            let look = Gauges { memory_bytes, cpu_ms, cpu_allowed_ms, ..look };
-            world.meter.observe(id, look, world.now());
+            let use_here = Gauges {
+                memory_bytes,
+                cpu_ms,
+                cpu_allowed_ms: here * cores * millis,
+                ..Gauges::default()
+            };
+            // The owner alone counts instances and time up; everybody what runs on it.
+            let shard = world.ports.ledger.home(id.to_string().as_bytes());
+            let look = match world.claim(shard) {
+                Some(_) => Gauges::look(world.routes.ready(id) as u64, elapsed),
+                None if here == 0 => continue,
+                None => Gauges::default(),
+            };
+            let Gauges { memory_bytes, cpu_ms, cpu_allowed_ms, .. } = use_here;
+            world.meter.observe(
+                id,
+                Gauges { memory_bytes, cpu_ms, cpu_allowed_ms, ..look },
+                world.now(),
+            );
         }
     }
 
@@ -442,10 +580,11 @@ impl Children {
             return;
         }
         let world = Arc::clone(&self.world);
-        let arguments = AgentArguments { world, id, claim, root: myself.get_cell() };
+        let arguments = AgentArguments { world, id, claim };
         match Actor::spawn_linked(None, AgentActor, arguments, myself.get_cell()).await {
             Ok((actor, _)) => {
                 self.names.insert(actor.get_id(), Named::Agent(id));
+                self.claims.insert(Named::Agent(id), claim);
                 self.agents.insert(id, actor);
             }
             Err(error) => error!(agent_id = %id, %error, "an agent's actor did not start"),
@@ -470,6 +609,7 @@ impl Children {
         match Actor::spawn_linked(None, JobActor, arguments, myself.get_cell()).await {
             Ok((actor, _)) => {
                 self.names.insert(actor.get_id(), Named::Job(shard, id));
+                self.claims.insert(Named::Job(shard, id), claim);
                 self.jobs.insert(id, (agent, actor));
                 *self.jobs_of.entry(agent).or_default() += 1;
             }
@@ -489,7 +629,8 @@ impl Children {
             return;
         }
         let mut missing = vec![];
-        for shard in 0..self.world.ports.ledger.shards() {
+        let leading = self.world.ports.ledger.leading().borrow().clone();
+        for shard in leading.into_keys() {
             let state = self.world.ports.ledger.shard(shard).read();
             let waiting = state
                 .jobs
@@ -506,6 +647,7 @@ impl Children {
 
     fn left(&mut self, actor: ActorId) -> Option<Named> {
         let name = self.names.remove(&actor)?;
+        self.claims.remove(&name);
         match name {
             Named::Agent(id) => drop(self.agents.remove(&id)),
             Named::Job(_, id) => self.forget_job(id),
@@ -550,18 +692,57 @@ impl Children {
 }
 
 /// Keyed calls of a node that is gone, or past their time, are ended: nobody else would.
-async fn end_lost_calls(world: &World, claim: Claim) {
+async fn end_lost_calls(world: &Arc<World>, claim: Claim) {
     let now = world.now();
-    let lost: Vec<Keyed> = {
+    let running: Vec<(Keyed, Option<String>, bool)> = {
         let state = world.ports.ledger.shard(claim.shard).read();
         let running = state.keys.running.rows();
-        let lost = running.filter(|(_, row)| invoke::is_lost(row, &world.boot, now));
-        lost.map(|(hash, row)| Keyed { hash: *hash, fingerprint: row.fingerprint }).collect()
+        running
+            .map(|(hash, row)| {
+                let key = Keyed { hash: *hash, fingerprint: row.fingerprint };
+                (key, row.boot.clone(), invoke::is_overdue(row, now))
+            })
+            .collect()
     };
-    for key in lost {
+    let mut lives = BTreeMap::new();
+    for (key, boot, is_overdue) in running {
+        let boot = boot.unwrap_or_default();
+        if !is_overdue && is_alive(world, &boot, &mut lives).await {
+            continue;
+        }
         let command = Command::EndCall { key, outcome: invoke::outcome_unknown() };
         let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
     }
+}
+
+/// Whether the life of a node that began a call goes on. One that does not answer may be alive: its
+/// calls end with their time, or when the node is given up.
+async fn is_alive(
+    world: &Arc<World>,
+    boot: &str,
+    lives: &mut BTreeMap<domain::NodeId, Option<String>>,
+) -> bool {
+    if boot == world.boot {
+        return true;
+    }
+    let node = boot.split(':').next().and_then(|node| node.parse().ok());
+    let Some(node) = node.filter(|node| *node != world.node_id) else { return false };
+    if world.has_left(node) {
+        return false;
+    }
+    let life = match lives.get(&node) {
+        Some(life) => life.clone(),
+        None => {
+            let told = world.ask_node(node, Ask::Boot, ask::ANSWER_WITHIN).await;
+            let life = match told {
+                Ok(Answer::Boot(life)) => Some(life),
+                Ok(_) | Err(_) => None,
+            };
+            lives.insert(node, life.clone());
+            life
+        }
+    };
+    life.is_none_or(|life| life == boot)
 }
 
 /// Starts the tree.

@@ -5,17 +5,37 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use domain::{AgentId, InstanceId, Timestamp};
+use domain::{AgentId, InstanceId, NodeId, Timestamp, instance::InstanceStatus};
 use ractor::ActorRef;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::instance::InstanceMessage;
+use crate::{
+    ask::{Pulse, Told},
+    instance::InstanceMessage,
+    world::World,
+};
+
+/// How long an instance of another node that had no free slot is not asked again.
+const BUSY_FOR: Duration = Duration::from_millis(20);
+
+/// Where an instance is.
+pub enum Place {
+    /// On this node.
+    Here {
+        /// Where it listens.
+        address: SocketAddr,
+        /// Whoever looks after it.
+        actor: ActorRef<InstanceMessage>,
+    },
+    /// On another node, which counts its slots; what is counted here are this node's own calls.
+    There(NodeId),
+}
 
 /// One ready instance.
 pub struct Endpoint {
@@ -25,14 +45,12 @@ pub struct Endpoint {
     pub id: InstanceId,
     /// Its version.
     pub version: u64,
-    /// Where it listens.
-    pub address: SocketAddr,
+    /// Where it is.
+    pub place: Place,
     /// Path of invocations.
     pub invoke_path: String,
     /// Calls at once.
     pub concurrency: u32,
-    /// Whoever looks after it.
-    pub actor: ActorRef<InstanceMessage>,
     /// When it last answered a health check.
     pub last_check: AtomicU64,
     /// Whether its last health check went well.
@@ -41,6 +59,7 @@ pub struct Endpoint {
     in_flight: AtomicU32,
     unwanted: AtomicU32,
     idle: Notify,
+    busy: Mutex<Option<Instant>>,
 }
 
 /// What an endpoint is made of.
@@ -51,35 +70,66 @@ pub struct NewEndpoint {
     pub id: InstanceId,
     /// Its version.
     pub version: u64,
-    /// Where it listens.
-    pub address: SocketAddr,
+    /// Where it is.
+    pub place: Place,
     /// Path of invocations.
     pub invoke_path: String,
     /// Calls at once.
     pub concurrency: u32,
-    /// Whoever looks after it.
-    pub actor: ActorRef<InstanceMessage>,
 }
 
 impl Endpoint {
     /// An endpoint that takes calls.
     pub fn new(new: NewEndpoint, now: Timestamp) -> Arc<Self> {
-        let NewEndpoint { agent_id, id, version, address, invoke_path, concurrency, actor } = new;
+        let NewEndpoint { agent_id, id, version, place, invoke_path, concurrency } = new;
         Arc::new(Self {
             agent_id,
             id,
             version,
-            address,
+            place,
             invoke_path,
             concurrency,
-            actor,
             last_check: AtomicU64::new(now.millis()),
             healthy: AtomicBool::new(true),
             accepting: AtomicBool::new(true),
             in_flight: AtomicU32::new(0),
             unwanted: AtomicU32::new(0),
             idle: Notify::new(),
+            busy: Mutex::new(None),
         })
+    }
+
+    /// The node that it is on, if that is another one.
+    pub fn node(&self) -> Option<NodeId> {
+        match self.place {
+            Place::Here { .. } => None,
+            Place::There(node) => Some(node),
+        }
+    }
+
+    fn is_here(&self) -> bool {
+        self.node().is_none()
+    }
+
+    /// Tells its actor something, where that is on this node.
+    pub fn tell(&self, message: InstanceMessage) {
+        if let Place::Here { actor, .. } = &self.place {
+            // One that has ended needs to hear nothing.
+            let _ = actor.cast(message);
+        }
+    }
+
+    /// Its node had no free slot: it is left alone for a moment.
+    pub fn mark_busy(&self) {
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + BUSY_FOR);
+    }
+
+    fn is_busy(&self) -> bool {
+        if self.is_here() {
+            return false;
+        }
+        let busy = *self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.is_some_and(|until| Instant::now() < until)
     }
 
     /// Calls in it now.
@@ -117,6 +167,7 @@ impl Endpoint {
 
     fn try_enter(&self) -> bool {
         self.accepting.load(Relaxed)
+            && !self.is_busy()
             && self
                 .in_flight
                 .fetch_update(Relaxed, Relaxed, |now| (now < self.concurrency).then_some(now + 1))
@@ -152,14 +203,20 @@ impl AgentRoute {
     fn try_take(self: &Arc<Self>, node: &Arc<AtomicUsize>) -> Option<Slot> {
         let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
         let mut by_load: Vec<_> = endpoints.iter().collect();
-        by_load.sort_by_key(|endpoint| endpoint.in_flight());
+        by_load.sort_by_key(|endpoint| (endpoint.in_flight(), !endpoint.is_here()));
         let endpoint = by_load.into_iter().find(|endpoint| endpoint.try_enter())?;
+        Some(self.slot(endpoint, node))
+    }
+
+    fn slot(self: &Arc<Self>, endpoint: &Arc<Endpoint>, node: &Arc<AtomicUsize>) -> Slot {
         node.fetch_add(1, Relaxed);
-        Some(Slot {
-            endpoint: Arc::clone(endpoint),
-            route: Arc::clone(self),
-            node: Arc::clone(node),
-        })
+        Slot { endpoint: Arc::clone(endpoint), route: Arc::clone(self), node: Arc::clone(node) }
+    }
+
+    /// Whether an instance elsewhere may have room again soon, though nobody will say so.
+    fn has_busy(&self) -> bool {
+        let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
+        endpoints.iter().any(|endpoint| !endpoint.is_here())
     }
 }
 
@@ -259,6 +316,76 @@ impl Routes {
         self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(&agent);
     }
 
+    /// A slot of one instance of this node, for a call that came over another.
+    pub fn take_of(&self, agent: AgentId, id: InstanceId) -> Result<Slot, Told> {
+        let route = self.known(agent).ok_or(Told::Unknown)?;
+        let endpoints = route.endpoints.read().unwrap_or_else(PoisonError::into_inner);
+        let endpoint = endpoints.iter().find(|one| one.id == id && one.is_here());
+        let endpoint = endpoint.ok_or(Told::Unknown)?;
+        match endpoint.try_enter() {
+            true => Ok(route.slot(endpoint, &self.in_flight)),
+            false => Err(Told::Busy),
+        }
+    }
+
+    /// These are the instances that other nodes run for an agent; any other is not there any more.
+    pub fn set_others(&self, agent: AgentId, others: Vec<NewEndpoint>, now: Timestamp) {
+        if others.is_empty() && self.known(agent).is_none() {
+            return;
+        }
+        let route = self.of(agent);
+        let mut is_new = false;
+        {
+            let mut endpoints = route.endpoints.write().unwrap_or_else(PoisonError::into_inner);
+            endpoints.retain(|one| {
+                let stays = one.is_here() || others.iter().any(|other| other.id == one.id);
+                if !stays {
+                    one.close();
+                }
+                stays
+            });
+            for other in others {
+                if endpoints.iter().all(|one| one.id != other.id) {
+                    is_new = true;
+                    endpoints.push(Endpoint::new(other, now));
+                }
+            }
+        }
+        if is_new {
+            route.freed.notify_waiters();
+        }
+    }
+
+    /// An agent's ready instances, wherever they are.
+    pub fn ready(&self, agent: AgentId) -> usize {
+        self.known(agent).map_or(0, |route| route.endpoints().len())
+    }
+
+    /// Instances of this node take no new calls: the node stops.
+    pub fn close(&self) {
+        for agent in self.agents() {
+            let endpoints = self.known(agent).map(|route| route.endpoints()).unwrap_or_default();
+            endpoints.iter().filter(|one| one.is_here()).for_each(|one| one.close());
+        }
+    }
+
+    /// The agents that have a route.
+    pub fn agents(&self) -> Vec<AgentId> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    /// An agent's ready instances of this node.
+    pub fn pulses(&self, agent: AgentId) -> Vec<Pulse> {
+        let endpoints = self.known(agent).map(|route| route.endpoints()).unwrap_or_default();
+        let pulse = |one: &Arc<Endpoint>| Pulse {
+            instance: one.id,
+            healthy: one.healthy.load(Relaxed),
+            last_check: Timestamp::from_millis(one.last_check.load(Relaxed)),
+            in_flight: one.in_flight(),
+        };
+        endpoints.iter().filter(|one| one.is_here()).map(pulse).collect()
+    }
+
     /// A slot at once, or none; those who wait already go first.
     pub fn try_take(&self, agent: AgentId) -> Option<Slot> {
         self.known(agent).filter(|route| route.waiting() == 0)?.try_take(&self.in_flight)
@@ -276,7 +403,7 @@ impl Routes {
     /// A slot after a wait, where none was to be had at once.
     pub async fn wait_for(&self, agent: AgentId, patience: Patience) -> Result<Slot, NoSlot> {
         let route = self.of(agent);
-        let Some(_place) = Place::take(&route, patience.queue) else {
+        let Some(_place) = InLine::take(&route, patience.queue) else {
             return Err(if route.has_ready() { NoSlot::Overloaded } else { NoSlot::Unavailable });
         };
         self.wait(&route, patience).await
@@ -292,6 +419,10 @@ impl Routes {
                 return Ok(slot);
             }
             let until = if route.has_ready() { patience.deadline } else { ready_by };
+            if route.has_busy() && Instant::now() + BUSY_FOR < until {
+                let _ = tokio::time::timeout(BUSY_FOR, freed).await;
+                continue;
+            }
             if tokio::time::timeout_at(until, freed).await.is_err() {
                 return Err(match route.has_ready() {
                     true => NoSlot::Timeout,
@@ -303,9 +434,9 @@ impl Routes {
 }
 
 /// A place in the queue.
-struct Place<'r>(&'r AgentRoute);
+struct InLine<'r>(&'r AgentRoute);
 
-impl<'r> Place<'r> {
+impl<'r> InLine<'r> {
     fn take(route: &'r AgentRoute, most: usize) -> Option<Self> {
         let taken =
             route.waiting.fetch_update(Relaxed, Relaxed, |now| (now < most).then_some(now + 1));
@@ -313,7 +444,7 @@ impl<'r> Place<'r> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for InLine<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Relaxed);
     }
@@ -334,6 +465,26 @@ pub struct Health {
     pub in_flight: BTreeMap<InstanceId, u32>,
 }
 
+impl Health {
+    /// What these instances make of their agent.
+    pub fn of(pulses: &[Pulse]) -> Self {
+        let healthy = pulses.iter().filter(|pulse| pulse.healthy).count();
+        let status = match (pulses.len(), healthy) {
+            (0, _) => "unknown",
+            (all, good) if all == good => "healthy",
+            (_, 0) => "unhealthy",
+            _ => "degraded",
+        };
+        Self {
+            status,
+            busy: pulses.iter().any(|pulse| pulse.in_flight > 0),
+            last_check: pulses.iter().map(|pulse| pulse.last_check).max(),
+            ready: pulses.len(),
+            in_flight: pulses.iter().map(|pulse| (pulse.instance, pulse.in_flight)).collect(),
+        }
+    }
+}
+
 impl Routes {
     /// Whether an agent has no ready instance.
     pub fn is_cold(&self, agent: AgentId) -> bool {
@@ -344,24 +495,34 @@ impl Routes {
     pub fn waiting(&self, agent: AgentId) -> usize {
         self.known(agent).map_or(0, |route| route.waiting())
     }
+}
 
-    /// The health of an agent as this node sees it.
-    pub fn health(&self, agent: AgentId) -> Health {
-        let endpoints = self.known(agent).map(|route| route.endpoints()).unwrap_or_default();
-        let healthy = endpoints.iter().filter(|endpoint| endpoint.healthy.load(Relaxed)).count();
-        let status = match (endpoints.len(), healthy) {
-            (0, _) => "unknown",
-            (all, good) if all == good => "healthy",
-            (_, 0) => "unhealthy",
-            _ => "degraded",
+impl World {
+    /// Brings an agent's route up to what the directory says that other nodes run.
+    pub fn sync_routes(&self, agent: AgentId) {
+        let others: Vec<NewEndpoint> = {
+            let directory = self.directory().read();
+            let rows = directory.instances_of(agent).filter(|row| {
+                row.node_id != self.node_id
+                    && row.status == InstanceStatus::Running
+                    && self.ports.peers.is_alive(row.node_id)
+            });
+            rows.filter_map(|row| {
+                let deployment = directory.deployment(agent, row.deployment_id);
+                let image = deployment.and_then(|one| one.image.clone());
+                let image =
+                    image.or_else(|| Some(directory.version(agent, row.version)?.image.clone()))?;
+                Some(NewEndpoint {
+                    agent_id: agent,
+                    id: row.id,
+                    version: row.version,
+                    place: Place::There(row.node_id),
+                    invoke_path: image.invoke_path,
+                    concurrency: image.concurrency,
+                })
+            })
+            .collect()
         };
-        let last = endpoints.iter().map(|endpoint| endpoint.last_check.load(Relaxed)).max();
-        Health {
-            status,
-            busy: endpoints.iter().any(|endpoint| endpoint.in_flight() > 0),
-            last_check: last.map(Timestamp::from_millis),
-            ready: endpoints.len(),
-            in_flight: endpoints.iter().map(|one| (one.id, one.in_flight())).collect(),
-        }
+        self.routes.set_others(agent, others, self.now());
     }
 }

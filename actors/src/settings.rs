@@ -65,6 +65,8 @@ pub struct Settings {
     pub storage_sweep_every: Duration,
     /// Between sweeps of each shard.
     pub sweep_every: Duration,
+    /// How long a node may be silent before its instances are replaced.
+    pub replacement_grace: Duration,
 }
 
 impl Default for Settings {
@@ -97,6 +99,7 @@ impl Default for Settings {
             unnamed_blobs_after: secs(3600),
             storage_sweep_every: secs(600),
             sweep_every: secs(5),
+            replacement_grace: secs(10),
         }
     }
 }

@@ -11,9 +11,10 @@ use domain::{
 };
 
 use crate::{
+    attempt::Attempts,
     invocation::AgentClient,
     meter::Meter,
-    ports::{Blobs, Clock, Entropy, Ledger, Logs, ProposeError, Replica, Runtime, Series},
+    ports::{Blobs, Clock, Entropy, Ledger, Logs, Peers, ProposeError, Replica, Runtime, Series},
     root::Watch,
     route::Routes,
     seal::Sealer,
@@ -36,6 +37,8 @@ pub struct Ports {
     pub clock: Arc<dyn Clock>,
     /// Randomness.
     pub entropy: Arc<dyn Entropy>,
+    /// The other nodes.
+    pub peers: Arc<dyn Peers>,
 }
 
 /// Everything there is.
@@ -46,7 +49,7 @@ pub struct World {
     pub settings: Settings,
     /// This node.
     pub node_id: NodeId,
-    /// This life of this node: another one after every start.
+    /// This life of this node: its id, and a word that is another one after every start.
     pub boot: String,
     /// Seals secrets.
     pub sealer: Sealer,
@@ -58,6 +61,8 @@ pub struct World {
     pub meter: Meter,
     /// Who waits for what.
     pub watch: Arc<Watch>,
+    /// Attempts of jobs that run on this node.
+    pub attempts: Attempts,
 }
 
 impl World {
@@ -106,6 +111,17 @@ impl World {
     ) -> Result<Answer<shard::Reply>, ProposeError> {
         let entry = Entry { at: self.now(), claim, key, command };
         self.ports.ledger.change_shard(shard, entry).await
+    }
+
+    /// Who leads a shard, as it told the directory when it took over.
+    pub fn owner(&self, shard: u16) -> Option<NodeId> {
+        self.directory().read().leaders.get(&u64::from(shard)).map(|leader| leader.node)
+    }
+
+    /// Whether a claim is as good as the newest that this node knows.
+    pub fn is_current(&self, claim: Claim) -> bool {
+        let known = self.directory().read().claims.get(&u64::from(claim.shard));
+        known.is_none_or(|known| claim.term >= known.term)
     }
 
     /// The claim of this node to a shard it leads.

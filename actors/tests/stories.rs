@@ -339,7 +339,7 @@ async fn instances_that_end_are_replaced_and_long_lives_do_not_count() {
     for round in 2..6 {
         stage.until("both run", |stage| stage.node.containers.running() == 2).await;
         stage.wind(Duration::from_millis(1500));
-        stage.until("both are ready", |s| s.node.world.routes.health(A).ready == 2).await;
+        stage.until("both are ready", |s| s.node.world.routes.ready(A) == 2).await;
         stage.wind(Duration::from_millis(1500));
         stage.node.containers.crash_all();
         stage.until("they are replaced", |s| s.node.containers.starts() >= 2 * round).await;
@@ -421,9 +421,9 @@ async fn a_call_waits_while_its_agent_comes_back() {
     stage.until("the first is gone", |s| s.node.containers.starts() == 2).await;
     assert_eq!(stage.call().await.expect("an answer"), "\"done\"", "it is replaced meanwhile");
     stage.node.containers.next(vec![Behavior::Sleeps; 8]);
-    stage.until("it is ready", |s| s.node.world.routes.health(A).ready == 1).await;
+    stage.until("it is ready", |s| s.node.world.routes.ready(A) == 1).await;
     stage.node.containers.crash_all();
-    stage.until("it is gone", |s| s.node.world.routes.health(A).ready == 0).await;
+    stage.until("it is gone", |s| s.node.world.routes.ready(A) == 0).await;
     assert_eq!(stage.call().await, Err(CallError::NoSlot(NoSlot::Unavailable)), "and not for ever");
 }
 
@@ -490,7 +490,7 @@ async fn an_actor_that_falls_is_started_again() {
     assert_eq!(stage.node.containers.starts(), 1, "nothing starts that is not written down");
     stage.node.ledger.set_broken(false);
     stage.until("it is replaced", |stage| stage.node.containers.starts() == 2).await;
-    stage.until("it is ready", |s| s.node.world.routes.health(A).ready == 1).await;
+    stage.until("it is ready", |s| s.node.world.routes.ready(A) == 1).await;
 }
 
 #[tokio::test]

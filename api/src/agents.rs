@@ -20,7 +20,7 @@ use poem_openapi::{
     payload::Json,
 };
 
-use actors::agent::sealed_place;
+use actors::{agent::sealed_place, call::AgentFigures};
 
 use crate::{
     Handle, Shared,
@@ -147,7 +147,7 @@ impl AgentsApi {
         let answer = self.0.service.change(Command::CreateAgent(agent), key).await?;
         let view = expect_agent(answer.value)?;
         let (etag, location) = (wire::etag(&view.agent), format!("/v1/agents/{}", view.agent.id));
-        let body = Json(Success::of(self.0.agent_body(&view)));
+        let body = Json(Success::of(self.0.agent_body(&view).await));
         Ok(AgentCreated::Created(body, etag, location, replayed(answer.replayed)))
     }
 
@@ -176,7 +176,7 @@ impl AgentsApi {
             let timeout = timeout.0.map_or(WAIT_MAX, Duration::from_secs_f64);
             self.0.service.agent_in(tenant, id, &wanted, timeout).await?
         };
-        Ok(self.answer(&view, false))
+        Ok(self.answer(&view, false).await)
     }
 
     /// Update an agent
@@ -312,7 +312,7 @@ impl AgentsApi {
     ) -> Result<Json<Success<InstancesBody>>> {
         caller.permit(Scope::AgentsRead)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let health = self.0.service.world.routes.health(id);
+        let health = self.0.service.figures_of(id).await.health;
         let directory = self.0.service.directory().await?.read();
         directory.agent(tenant, id)?;
         let load = |instance| health.in_flight.get(&instance).copied().unwrap_or_default();
@@ -320,6 +320,14 @@ impl AgentsApi {
         let items = items.collect();
         Ok(Json(Success::of(InstancesBody { items, has_more: false, next_cursor: None })))
     }
+}
+
+/// The rows of one page.
+struct Found {
+    views: Vec<AgentView>,
+    total: Option<u64>,
+    has_more: bool,
+    last: Option<Cursor>,
 }
 
 /// One page of agents.
@@ -433,26 +441,32 @@ pub(crate) fn if_match(request: &Request, now: u64) -> std::result::Result<Optio
 fn expect_agent(reply: Reply) -> Result<AgentView> {
     match reply {
         Reply::Agent(view) => Ok(*view),
-        Reply::Done | Reply::Deployment(_) | Reply::Cloud(_) | Reply::Upload(_) => {
-            Err(Problem::internal().into())
-        }
+        Reply::Done
+        | Reply::Deployment(_)
+        | Reply::Cloud(_)
+        | Reply::Upload(_)
+        | Reply::Node(_) => Err(Problem::internal().into()),
     }
 }
 
 impl Shared {
     /// An agent as clients see it.
-    pub(crate) fn agent_body(&self, view: &AgentView) -> AgentBody {
-        let world = &self.service.world;
-        let id = view.agent.id;
-        AgentBody::of(
-            view,
-            &Live {
-                health: world.routes.health(id),
-                summary: world.meter.summary(id, world.now()),
-                uptime_percent: world.meter.uptime_percent(id),
-                public_url: self.settings.public_url.clone(),
-            },
-        )
+    pub(crate) async fn agent_body(&self, view: &AgentView) -> AgentBody {
+        self.dressed(view, self.service.figures_of(view.agent.id).await)
+    }
+
+    /// Agents as clients see them.
+    pub(crate) async fn agent_bodies(&self, views: &[AgentView]) -> Vec<AgentBody> {
+        let ids: Vec<AgentId> = views.iter().map(|view| view.agent.id).collect();
+        let mut figures = self.service.figures(&ids).await;
+        let known = views.iter().filter_map(|view| Some((view, figures.remove(&view.agent.id)?)));
+        known.map(|(view, figures)| self.dressed(view, figures)).collect()
+    }
+
+    fn dressed(&self, view: &AgentView, figures: AgentFigures) -> AgentBody {
+        let AgentFigures { health, summary, uptime_percent, .. } = figures;
+        let public_url = self.settings.public_url.clone();
+        AgentBody::of(view, &Live { health, summary, uptime_percent, public_url })
     }
 }
 
@@ -471,8 +485,8 @@ impl AgentsApi {
         self.page(tenant, &wanted, Sort::of(None)?, page).await
     }
 
-    fn answer(&self, view: &AgentView, is_replay: bool) -> AgentAnswer {
-        let body = Json(Success::of(self.0.agent_body(view)));
+    async fn answer(&self, view: &AgentView, is_replay: bool) -> AgentAnswer {
+        let body = Json(Success::of(self.0.agent_body(view).await));
         AgentAnswer::Ok(body, wire::etag(&view.agent), replayed(is_replay))
     }
 
@@ -483,7 +497,7 @@ impl AgentsApi {
     ) -> Result<AgentAnswer> {
         let answer = self.0.service.change(command, key).await?;
         let view = expect_agent(answer.value)?;
-        Ok(self.answer(&view, answer.replayed))
+        Ok(self.answer(&view, answer.replayed).await)
     }
 
     async fn page(
@@ -496,8 +510,33 @@ impl AgentsApi {
         let filter = cursor::filter(&[wanted, &sort, &tenant]);
         let key = &self.0.settings.signing_key;
         let after = cursor::read(key, page.cursor.as_deref(), &filter)?;
+        let found = Self::found(
+            &self.0.service.directory().await?.read(),
+            tenant,
+            wanted,
+            sort,
+            &page,
+            after,
+        );
+        let Found { views, total, has_more, last } = found;
+        Ok(AgentPage {
+            items: self.0.agent_bodies(&views).await,
+            has_more,
+            next_cursor: last.filter(|_| has_more).map(|last| cursor::write(key, last, &filter)),
+            total,
+        })
+    }
+
+    /// The rows of one page.
+    fn found(
+        directory: &Directory,
+        tenant: Tenant,
+        wanted: &Wanted,
+        sort: Sort,
+        page: &PageRequest,
+        after: Option<Cursor>,
+    ) -> Found {
         let limit = page.limit as usize;
-        let directory = self.0.service.directory().await?.read();
         let mut found: Vec<_> = directory
             .agents_of(tenant)
             .filter(|agent| wanted.takes(agent))
@@ -521,14 +560,8 @@ impl AgentsApi {
         let has_more = found.len() > limit;
         found.truncate(limit);
         let last = found.last().map(|((key, id), _)| Cursor { key: key.clone(), id: id.clone() });
-        let views: Vec<AgentView> = found.iter().map(|(_, agent)| directory.view(agent)).collect();
-        drop(directory);
-        Ok(AgentPage {
-            items: views.iter().map(|view| self.0.agent_body(view)).collect(),
-            has_more,
-            next_cursor: last.filter(|_| has_more).map(|last| cursor::write(key, last, &filter)),
-            total,
-        })
+        let views = found.iter().map(|(_, agent)| directory.view(agent)).collect();
+        Found { views, total, has_more, last }
     }
 
     async fn new_agent(&self, tenant: Tenant, body: CreateAgent) -> Result<Agent> {

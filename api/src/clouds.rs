@@ -283,9 +283,11 @@ impl CloudsApi {
         let world = &self.0.service.world;
         match reply {
             Reply::Cloud(cloud) => Ok(body(&cloud, &world.directory().read(), world)),
-            Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Upload(_) => {
-                Err(Problem::internal().into())
-            }
+            Reply::Done
+            | Reply::Agent(_)
+            | Reply::Deployment(_)
+            | Reply::Upload(_)
+            | Reply::Node(_) => Err(Problem::internal().into()),
         }
     }
 }

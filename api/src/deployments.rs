@@ -123,7 +123,7 @@ impl DeploymentsApi {
         let command = Command::CancelDeployment { tenant, agent, id };
         match self.0.service.change(command, key).await?.value {
             Reply::Deployment(row) => Ok(Json(Success::of(DeploymentBody::from(&*row)))),
-            Reply::Done | Reply::Agent(_) | Reply::Cloud(_) | Reply::Upload(_) => {
+            Reply::Done | Reply::Agent(_) | Reply::Cloud(_) | Reply::Upload(_) | Reply::Node(_) => {
                 Err(Problem::internal().into())
             }
         }
@@ -190,9 +190,8 @@ impl DeploymentsApi {
             from_start: true,
             ..LogQuery::default()
         };
-        let world = &self.0.service.world;
-        let (lines, has_more) = world.ports.logs.read(agent, query).await;
-        let items: Vec<_> = lines.iter().map(|line| LogLineBody::of(line, world.node_id)).collect();
+        let (lines, has_more) = self.0.service.logs(agent, query).await;
+        let items: Vec<_> = lines.iter().map(|(node, line)| LogLineBody::of(line, *node)).collect();
         let next_cursor = items.last().map(|line| line.id.clone());
         Ok(Json(Success::of(LogPage { items, has_more, next_cursor })))
     }

@@ -301,6 +301,11 @@ impl From<Rejection> for Problem {
             R::IdempotencyInProgress => {
                 make(S::CONFLICT, "IDEMPOTENCY_IN_PROGRESS", json!({})).retry_after(1)
             }
+            R::NodeNotFound(id) => make(S::NOT_FOUND, "NODE_NOT_FOUND", json!({ "node_id": id })),
+            R::NodeRemoved(id) => make(S::CONFLICT, "INVALID_STATE", json!({ "node_id": id })),
+            R::JoinTokenInvalid => make(S::UNAUTHORIZED, "INVALID_CREDENTIALS", json!({})),
+            R::TooManyJoinTokens => make(S::TOO_MANY_REQUESTS, "RATE_LIMITED", json!({})),
+            R::LastNode => make(S::CONFLICT, "INVALID_STATE", json!({})),
             R::NotOwner => {
                 make(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", json!({})).retry_after(1)
             }
@@ -323,6 +328,9 @@ impl From<ServiceError> for Problem {
                 Self::new(S::SERVICE_UNAVAILABLE, code, message).retry_after(1)
             }
             ServiceError::Call(error) => error.into(),
+            ServiceError::Elsewhere => {
+                Self::new(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", message).retry_after(1)
+            }
             ServiceError::Kept(error) => {
                 let details = serde_json::from_str(&error.details).unwrap_or_else(|_| json!({}));
                 let status = match error.code.as_str() {
@@ -339,6 +347,9 @@ impl From<ServiceError> for Problem {
             .with(json!({ "max_bytes": max })),
             ServiceError::Blob(BlobError::Broken(_)) => {
                 Self::new(S::BAD_REQUEST, "UPLOAD_CORRUPT", "the upload broke off; send it again")
+            }
+            ServiceError::Blob(BlobError::NoCopy) => {
+                Self::new(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", message).retry_after(1)
             }
             ServiceError::Blob(BlobError::Disk(cause)) => {
                 tracing::error!(error = %cause, "a blob could not be kept");
@@ -358,7 +369,9 @@ impl From<CallError> for Problem {
         let (code, details) = error.explained();
         let status = match error {
             CallError::NoSlot(NoSlot::Overloaded) => S::TOO_MANY_REQUESTS,
-            CallError::NoSlot(NoSlot::Unavailable) | CallError::Unreached => S::SERVICE_UNAVAILABLE,
+            CallError::NoSlot(NoSlot::Unavailable) | CallError::Unreached | CallError::Busy => {
+                S::SERVICE_UNAVAILABLE
+            }
             CallError::NoSlot(NoSlot::Timeout) | CallError::Timeout(_) => S::GATEWAY_TIMEOUT,
             CallError::Agent { .. }
             | CallError::Reported { .. }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use actors::{call::JobFilter, invocation::OUTPUT_BYTES_MAX};
+use actors::{
+    call::{JobFilter, JobsWanted},
+    invocation::OUTPUT_BYTES_MAX,
+};
 use domain::{
     JobId, Rejection,
     job::{Job, JobStatus},
@@ -96,7 +99,9 @@ impl JobsApi {
         let from = cursor::read(key, cursor.0.as_deref(), &bound)?;
         let from = from.and_then(|from| from.id.parse().ok());
         let limit = limit.0.unwrap_or(query::LIMIT) as usize;
-        let mut jobs = self.0.service.jobs(caller.tenant(), filter, from, order, limit + 1).await?;
+        let tenant = caller.tenant();
+        let wanted = JobsWanted { tenant, filter, from, order, limit: limit + 1 };
+        let mut jobs = self.0.service.jobs(wanted).await?;
         let has_more = jobs.len() > limit;
         jobs.truncate(limit);
         let last = jobs.last().filter(|_| has_more).map(|job| job.id.to_string());

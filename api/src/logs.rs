@@ -1,12 +1,12 @@
 //! `GET /v1/agents/{id}/logs`: what an agent wrote, or writes.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use actors::{
+    call::Service,
     ports::{Channel, LogLine, LogQuery},
-    world::World,
 };
-use domain::AgentId;
+use domain::{AgentId, NodeId};
 use futures::{StreamExt as _, stream::BoxStream};
 use http::header;
 use poem::{Request, web::sse::Event};
@@ -30,6 +30,8 @@ use crate::{
 
 /// Between comments that keep an idle stream open.
 const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Between questions for new lines of other nodes, while somebody follows.
+const OTHERS_ASKED_EVERY: Duration = Duration::from_millis(250);
 /// Lines, unless `tail` says otherwise.
 const TAIL: u32 = 100;
 /// Lines that a resumed stream reads back at once; it goes on from there.
@@ -134,18 +136,18 @@ impl LogsApi {
         };
         query.from_start = query.since.is_some() || after.is_some();
         self.0.service.directory().await?.read().agent(tenant, id)?;
-        let world = Arc::clone(&self.0.service.world);
+        let service = self.0.service.clone();
         if follow.0 == Some(true) {
             let resumed = request.headers().get("last-event-id");
             let resumed = resumed.and_then(|value| value.to_str().ok()?.parse().ok());
-            return Ok(LogAnswer::Ok(LogContent::Sse(followed(world, id, query, resumed).await)));
+            return Ok(LogAnswer::Ok(LogContent::Sse(followed(service, id, query, resumed).await)));
         }
         if accepts_only_stream(request) {
             let why = "must be true with Accept: text/event-stream";
             return Err(Problem::field("follow", why).into());
         }
-        let (lines, has_more) = world.ports.logs.read(id, query).await;
-        let items: Vec<_> = lines.iter().map(|line| LogLineBody::of(line, world.node_id)).collect();
+        let (lines, has_more) = self.0.service.logs(id, query).await;
+        let items: Vec<_> = lines.iter().map(|(node, line)| LogLineBody::of(line, *node)).collect();
         let next_cursor = items.last().map(|line| line.id.clone());
         let page = LogPage { items, has_more, next_cursor };
         Ok(LogAnswer::Ok(LogContent::Json(Json(Success::of(page)))))
@@ -174,28 +176,47 @@ fn levels(exact: Option<&str>, least: Option<&str>) -> Result<Vec<String>, Probl
 
 /// Lines that are there, then lines as they come, each once.
 async fn followed(
-    world: Arc<World>,
+    service: Service,
     agent: AgentId,
     mut query: LogQuery,
     resumed: Option<u64>,
 ) -> EventStream<BoxStream<'static, LogLineBody>> {
-    let node = world.node_id;
+    let node = service.world.node_id;
     // Listening begins before reading, so that no line falls between the two.
-    let receiver = world.ports.logs.follow(agent);
+    let receiver = service.world.ports.logs.follow(agent);
     if resumed.is_some() {
         query.after = resumed;
         query.from_start = true;
         query.limit = RESUMED_LINES_MAX;
     }
-    let (lines, behind) = world.ports.logs.read(agent, query.clone()).await;
-    let last = lines.last().map(|line| line.sequence).or(resumed).unwrap_or_default();
+    let (lines, behind) = service.logs(agent, query.clone()).await;
+    let last = lines.last().map(|(_, line)| line.sequence).or(resumed).unwrap_or_default();
+    // What was shown of each node counts for that node alone: clocks differ.
+    let mut marks: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for (node, line) in &lines {
+        marks.insert(*node, line.sequence);
+    }
     let behind = behind && query.from_start;
-    let follow = Follow { world, agent, query, receiver, last, behind, ready: lines.into() };
+    let follow = Follow {
+        last: marks.get(&node).copied().or(resumed).unwrap_or(if lines.is_empty() {
+            0
+        } else {
+            last
+        }),
+        from: last,
+        service,
+        agent,
+        query,
+        receiver,
+        marks,
+        behind,
+        ready: lines.into(),
+    };
     let lines = futures::stream::unfold(follow, |mut follow| async move {
         let line = follow.next().await?;
         Some((line, follow))
     });
-    let bodies = lines.map(move |line| LogLineBody::of(&line, node));
+    let bodies = lines.map(move |(node, line)| LogLineBody::of(&line, node));
     let end = futures::stream::once(async { end_mark() });
     EventStream::new(bodies.chain(end).boxed()).keep_alive(HEARTBEAT).to_event(
         |line: LogLineBody| match line.id.is_empty() {
@@ -224,29 +245,48 @@ fn end_mark() -> LogLineBody {
 }
 
 struct Follow {
-    world: Arc<World>,
+    service: Service,
     agent: AgentId,
     query: LogQuery,
     receiver: tokio::sync::broadcast::Receiver<LogLine>,
+    /// The last line of this node that was seen.
     last: u64,
+    /// From where the log of a node is read that has shown nothing yet.
+    from: u64,
+    /// The last line seen of each other node.
+    marks: BTreeMap<NodeId, u64>,
     behind: bool,
-    ready: std::collections::VecDeque<LogLine>,
+    ready: std::collections::VecDeque<(NodeId, LogLine)>,
 }
 
 impl Follow {
-    async fn next(&mut self) -> Option<LogLine> {
+    async fn next(&mut self) -> Option<(NodeId, LogLine)> {
+        let here = self.service.world.node_id;
         loop {
-            if let Some(line) = self.ready.pop_front() {
-                self.last = self.last.max(line.sequence);
-                return Some(line);
+            if let Some((node, line)) = self.ready.pop_front() {
+                if node == here {
+                    self.last = self.last.max(line.sequence);
+                }
+                return Some((node, line));
             }
             if self.behind {
                 self.catch_up().await;
                 continue;
             }
-            match self.receiver.recv().await {
+            let is_alone = self.service.world.others().is_empty();
+            let heard = tokio::select! {
+                heard = self.receiver.recv() => heard,
+                () = tokio::time::sleep(OTHERS_ASKED_EVERY), if !is_alone => {
+                    let (agent, from) = (self.agent, self.from);
+                    let query = self.query.clone();
+                    let lines = self.service.others_logs(agent, &query, from, &mut self.marks);
+                    self.ready.extend(lines.await);
+                    continue;
+                }
+            };
+            match heard {
                 Ok(line) if line.sequence > self.last && self.query.takes(&line) => {
-                    self.ready.push_back(line);
+                    self.ready.push_back((here, line));
                 }
                 Ok(_) => {}
                 Err(RecvError::Lagged(_)) => self.catch_up().await,
@@ -263,8 +303,9 @@ impl Follow {
             limit: RESUMED_LINES_MAX,
             ..self.query.clone()
         };
-        let (lines, behind) = self.world.ports.logs.read(self.agent, missed).await;
+        let here = self.service.world.node_id;
+        let (lines, behind) = self.service.world.ports.logs.read(self.agent, missed).await;
         self.behind = behind;
-        self.ready.extend(lines);
+        self.ready.extend(lines.into_iter().map(|line| (here, line)));
     }
 }

@@ -74,7 +74,7 @@ impl MetricsApi {
         self.0.service.directory().await?.read().agent(caller.tenant(), id)?;
         let range = MetricsRange { from, to, step: Duration::from_secs(step) };
         let (whole, steps) = self.0.service.metrics(id, range).await;
-        let waiting = world.routes.known(id).map_or(0, |route| route.waiting() as u64);
+        let waiting = self.0.service.figures_of(id).await.waiting as u64;
         Ok(Json(Success::of(MetricsBody {
             from: from.to_string(),
             to: to.to_string(),

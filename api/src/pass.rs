@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use actors::{call::ServiceError, invocation::CallError};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use poem::{Body, Endpoint, Request, Response};
 use tokio::time::Instant;
 
@@ -92,10 +92,12 @@ impl PassThrough {
         let began = Instant::now();
         let (slot, answer) = loop {
             let slot = world.slot(id, deadline).await.map_err(CallError::from)?;
-            let outbound = outbound(request, &slot.endpoint.address.to_string(), body.clone())?;
-            let sent = tokio::time::timeout_at(deadline, world.client.send(outbound)).await;
+            let outbound = outbound(request, body.clone())?;
+            let sent = world.send_to(&slot.endpoint, outbound);
+            let sent = tokio::time::timeout_at(deadline, sent).await;
             match sent.unwrap_or(Err(CallError::Timeout(timeout))) {
                 Err(CallError::Unreached) => world.give_up(&slot),
+                Err(CallError::Busy) => slot.endpoint.mark_busy(),
                 answer => break (slot, answer),
             }
         };
@@ -115,18 +117,14 @@ impl PassThrough {
     }
 }
 
-fn outbound(
-    request: &Request,
-    address: &str,
-    body: Bytes,
-) -> Result<http::Request<Full<Bytes>>, Problem> {
+fn outbound(request: &Request, body: Bytes) -> Result<http::Request<Bytes>, Problem> {
     let path = request.original_uri().path();
     let rest = path.splitn(6, '/').nth(5).unwrap_or_default();
     let query = request.original_uri().query().map(|query| format!("?{query}")).unwrap_or_default();
     let wrong =
         || Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", "the path can't be passed on");
-    let uri: Uri = format!("http://{address}/{rest}{query}").parse().map_err(|_| wrong())?;
-    let mut outbound = http::Request::new(Full::new(body));
+    let uri: Uri = format!("/{rest}{query}").parse().map_err(|_| wrong())?;
+    let mut outbound = http::Request::new(body);
     *outbound.method_mut() = request.method().clone();
     *outbound.uri_mut() = uri;
     copy(request.headers(), outbound.headers_mut(), passes_in);

@@ -3,17 +3,18 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use actors::{
+    attempt::Attempts,
     call::Service,
     instance::InstanceMessage,
     invocation::AgentClient,
@@ -25,37 +26,49 @@ use actors::{
     world::{Ports, World},
 };
 use anyhow::{Context as _, ensure};
-use cluster::{RaftLedger, Settings as LedgerSettings};
-use domain::{NodeId, OrgId, cloud::Provider, directory::Command};
+use cluster::{
+    RaftLedger, Settings as LedgerSettings,
+    answer::PeerPort,
+    gossip::{Alive, Gossip, Member, load::Load, seal::Keyring},
+    peer::{self, book::AddressBook, client::PeerClient},
+};
+use domain::{NodeId, OrgId, cloud::Provider, directory::Command, node::NodeFacts};
 use poem::Server;
 use ractor::ActorRef;
 use rustls::ServerConfig;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
 
 use crate::{
     adapters::{
+        authority::Authority,
         blobs::FolderBlobs,
         builder::Builder,
+        carry::Carrier,
+        copies::CopiedBlobs,
         docker::DockerRuntime,
         door::Door,
         git::GitHost,
         isolation::Isolation,
         local::LocalRuntime,
         logs::{Retention, SegmentLogs},
+        peers::NodePeers,
         process::ProcessRuntime,
         series::SledSeries,
         source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
         tls::{Certificates, local_names},
     },
-    bootstrap::{self, DefaultClouds, FirstSecrets, NodeIdentity},
+    bootstrap::{self, DefaultClouds, FirstSecrets},
     config::Config,
     hex,
+    host::NodeHost,
+    identity::NodeIdentity,
     keys::Keys,
+    steward,
 };
 
 /// Between looks at what this machine runs.
@@ -68,6 +81,8 @@ const REQUESTS_END_WITHIN: Duration = Duration::from_secs(10);
 const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long killed instances may take to be gone.
 const INSTANCES_END_WITHIN: Duration = Duration::from_secs(5);
+/// Ports tried for a node that may have any.
+const PORT_TRIES: u32 = 20;
 /// How long an idle connection stays open.
 const IDLE_CONNECTION: Duration = Duration::from_secs(120);
 /// Requests at once on one HTTP/2 connection.
@@ -94,6 +109,7 @@ pub struct Node {
     ledger: Arc<RaftLedger>,
     root: ActorRef<RootMessage>,
     stop: watch::Sender<bool>,
+    closed: watch::Sender<bool>,
     door: JoinHandle<()>,
     requests: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
@@ -103,7 +119,7 @@ pub struct Node {
 /// The adapters that are not behind the ledger.
 struct Adapters {
     runtime: Arc<LocalRuntime>,
-    blobs: Arc<FolderBlobs>,
+    blobs: Arc<CopiedBlobs>,
     logs: Arc<SegmentLogs>,
     series: Arc<SledSeries>,
 }
@@ -111,10 +127,11 @@ struct Adapters {
 impl Adapters {
     async fn open(
         data: &Path,
-        node: NodeId,
+        identity: &NodeIdentity,
         config: &Config,
         program: &Path,
     ) -> anyhow::Result<Self> {
+        let node = identity.node_id;
         let isolation = Isolation::probe(program, data, &format!("roost-{node}"));
         let missing: Vec<_> =
             config.runtime.minimum_isolation.iter().filter(|layer| !isolation.has(layer)).collect();
@@ -124,60 +141,118 @@ impl Adapters {
         );
         let ports = config.runtime.port_first..=config.runtime.port_last;
         let process = Arc::new(ProcessRuntime::open(data, isolation, ports)?);
-        let blobs = Arc::new(FolderBlobs::open(&data.join("blobs"))?);
+        let blobs = CopiedBlobs::new(Arc::new(FolderBlobs::open(&data.join("blobs"))?));
         let git = GitHost { base_url: config.github.base_url.clone() };
         let fetcher = Arc::new(Fetcher { blobs: Arc::clone(&blobs), git });
         let builder =
             Builder::new(data, Arc::clone(&fetcher), Arc::clone(&process), config.ca_bundle());
-        let docker = DockerRuntime::open(data, node, config.docker(), fetcher).await?;
+        let docker = Arc::new(DockerRuntime::open(data, node, config.docker(), fetcher).await?);
+        let carrier = Carrier::new(data, Arc::clone(&docker));
         let retention =
             Retention { bytes: config.logs.megabytes * 1024 * 1024, age: config.logs.keep.0 };
         Ok(Self {
             runtime: Arc::new(LocalRuntime {
                 process,
                 builder: Arc::new(builder),
-                docker: Arc::new(docker),
+                docker,
+                carrier,
             }),
             blobs,
-            logs: Arc::new(SegmentLogs::open(&data.join("logs"), retention)?),
+            logs: Arc::new(SegmentLogs::open(&data.join("logs"), retention, identity.raft_id)?),
             series: Arc::new(SledSeries::open(&data.join("series"))?),
         })
     }
 }
 
-/// Starts a node on `data`, listening on `address`; it is ready on return.
-pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow::Result<Node> {
-    let program = std::env::current_exe().context("this program can't be found")?;
-    start_with(data, address, config, &program).await
+/// Where a node is started.
+pub struct Place<'a> {
+    /// Its folder.
+    pub data: &'a Path,
+    /// Where it listens for clients.
+    pub clients: SocketAddr,
+    /// Where it listens for other nodes. Port 0 is the one it had before, or any.
+    pub peers: SocketAddr,
+    /// What other nodes are told of that, as `host:port`; the listening address if empty.
+    pub advertise: &'a str,
 }
 
-/// As [`start`], with another program for the step into an agent's process.
-pub async fn start_with(
-    data: &Path,
-    address: SocketAddr,
-    config: &Config,
-    program: &Path,
-) -> anyhow::Result<Node> {
+/// Starts a node on `data`, listening on `address`, for nobody but this machine; an empty folder
+/// becomes a cluster of one. It is ready on return.
+pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow::Result<Node> {
     prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
-    let data = data.canonicalize()?;
+    NodeIdentity::read_or_found(data, config.cluster.shards)?;
+    let peers = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    serve_at(Place { data, clients: address, peers, advertise: "" }, config).await
+}
+
+/// Starts the node that `data` belongs to. It is ready on return.
+pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node> {
+    let program = std::env::current_exe().context("this program can't be found")?;
+    prepare(place.data).with_context(|| format!("the data folder {}", place.data.display()))?;
+    let data = place.data.canonicalize()?;
     let lock = lock_folder(&data)?;
-    let (identity, _) = NodeIdentity::open(&data, config.cluster.shards)?;
+    let mut identity = NodeIdentity::read(&data)?
+        .context("this folder belongs to no node; begin with `roost init` or `roost join`")?;
     let keys = Keys::open(&data.join("keys"))?;
-    let certificates = Certificates::open(&data.join("tls"), &local_names())?;
-    let adapters = Adapters::open(&data, identity.node_id, config, program).await?;
+    let authority = Authority::open(&data.join("keys"))?;
+    let names = local_names().into_iter().chain(config.http.names.clone()).collect::<Vec<_>>();
+    let certificates = Certificates::open(&data.join("tls"), &names, &authority)?;
+    let adapters = Adapters::open(&data, &identity, config, &program).await?;
+    let door = listen(place.clients, "--port").await?;
+    let base_url = public_url(config, door.local_addr()?);
+    let peers = open_peers(&data, &mut identity, &place, &authority).await?;
     let watch = Watch::new(config.actors().builds);
-    let ledger = open_ledger(&data, identity, config, &watch).await?;
-    let runtime = Arc::clone(&adapters.runtime);
-    let secrets = bootstrap(&ledger, &keys, config, &runtime).await?;
-    let isolation = adapters.runtime.process.isolation().layers.clone();
+    let ledger = open_ledger(&data, &mut identity, config, &watch, &peers).await?;
+    let port = PeerPort::new(Arc::clone(&ledger));
+    let (stop, stopped) = watch::channel(false);
+    // Peers are answered until the log is closed.
+    let (closed, closing) = watch::channel(false);
     let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&ledger).tend());
+    let tls = authority.peer_identity(&data.join("keys"), identity.raft_id)?.server()?;
+    tasks.spawn(peer::server::serve(peers.listener, tls, Arc::clone(&port) as _, closing));
+    tasks.spawn(Arc::clone(&ledger).run());
+    let (alive, ready) = (Alive::new(identity.raft_id), Arc::new(AtomicBool::new(false)));
+    let gossip = gossip(peers.socket, &identity, &keys, &ledger, &alive, &watch, &ready).await?;
+    tasks.spawn(gossip.run(stopped.clone()));
+    let runtime = Arc::clone(&adapters.runtime);
+    // First of all the others must know where this node is.
+    register(&ledger, facts(&identity, &base_url, config, &runtime)).await?;
+    ledger.ready().await;
+    let secrets = bootstrap(&ledger, &identity, &keys, config, &runtime).await?;
+    let isolation = adapters.runtime.process.isolation().layers.clone();
     tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
-    let world = world(adapters, Arc::clone(&ledger), watch, identity, &keys, config);
+    let others = Arc::new(NodePeers {
+        client: peers.client,
+        ledger: Arc::clone(&ledger),
+        alive: Arc::clone(&alive),
+    });
+    adapters.blobs.connect(Arc::clone(&others));
+    adapters.runtime.carrier.connect(Arc::clone(&others));
+    let blobs = Arc::clone(&adapters.blobs);
+    let world = world(adapters, Arc::clone(&ledger), watch, &identity, &keys, config, others);
     tasks.spawn(sweep_storage(Arc::clone(&world)));
     let root = root::start(Arc::clone(&world)).await?;
-    let open = open_door(&world, &keys, address, config, certificates.server_config()?).await?;
+    let host = NodeHost {
+        world: Arc::clone(&world),
+        ledger: Arc::clone(&ledger),
+        runtime: Arc::clone(&runtime),
+        blobs,
+        alive: Arc::clone(&alive),
+        keys: keys.clone(),
+        authority,
+        shards: identity.shards,
+    };
+    port.open(Arc::new(host));
+    ready.store(true, Relaxed);
+    tasks.spawn(steward::follow_the_living(
+        Arc::clone(&alive),
+        root.clone(),
+        world.settings.replacement_grace,
+    ));
+    tasks.spawn(steward::judge(Arc::clone(&ledger), alive, config.cluster.dead_after.0));
+    let open =
+        open_door(&world, &keys, base_url, door, certificates.server_config()?, stop, stopped);
     Ok(Node {
         node_id: identity.node_id,
         base_url: open.base_url,
@@ -191,6 +266,7 @@ pub async fn start_with(
         ledger,
         root,
         stop: open.stop,
+        closed,
         door: open.task,
         requests: open.requests,
         tasks,
@@ -198,14 +274,172 @@ pub async fn start_with(
     })
 }
 
+async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| {
+        format!("the address {address} is taken; choose another port with {option}, or 0 for any")
+    })
+}
+
+/// The peer port, open, and the way to others.
+struct OpenPeers {
+    listener: TcpListener,
+    socket: UdpSocket,
+    client: Arc<PeerClient>,
+}
+
+/// Opens the peer port where this node was reached before, if it may choose.
+async fn open_peers(
+    data: &Path,
+    identity: &mut NodeIdentity,
+    place: &Place<'_>,
+    authority: &Authority,
+) -> anyhow::Result<OpenPeers> {
+    let before = identity.peer_address.rsplit(':').next().and_then(|port| port.parse().ok());
+    let mut address = place.peers;
+    if address.port() == 0 {
+        address.set_port(before.unwrap_or(0));
+    }
+    let (listener, socket) = listen_to_peers(address).await?;
+    let bound = listener.local_addr()?;
+    let advertised = match place.advertise {
+        "" if bound.ip().is_unspecified() => format!("{}:{}", outbound_address(), bound.port()),
+        "" => bound.to_string(),
+        told => told.to_owned(),
+    };
+    if identity.peer_address != advertised {
+        identity.peer_address = advertised;
+        identity.write(data)?;
+    }
+    let book = Arc::new(AddressBook::default());
+    identity.seeds.iter().for_each(|(raft_id, address)| book.put(*raft_id, address));
+    let tls = authority.peer_identity(&data.join("keys"), identity.raft_id)?;
+    let client = PeerClient::new(tls.client()?, identity.raft_id, book);
+    Ok(OpenPeers { listener, socket, client })
+}
+
+/// The same port for calls and for gossip.
+async fn listen_to_peers(address: SocketAddr) -> anyhow::Result<(TcpListener, UdpSocket)> {
+    let mut tries = 0;
+    loop {
+        let listener = listen(address, "--peer").await?;
+        let port = listener.local_addr()?.port();
+        match UdpSocket::bind(SocketAddr::new(address.ip(), port)).await {
+            Ok(socket) => return Ok((listener, socket)),
+            // Somebody else has that port for datagrams: any other will do.
+            Err(_) if address.port() == 0 && tries < PORT_TRIES => tries += 1,
+            Err(error) => {
+                return Err(error).with_context(|| format!("UDP port {port} is taken"));
+            }
+        }
+    }
+}
+
+async fn gossip(
+    socket: UdpSocket,
+    identity: &NodeIdentity,
+    keys: &Keys,
+    ledger: &Arc<RaftLedger>,
+    alive: &Arc<Alive>,
+    watch: &Arc<Watch>,
+    ready: &Arc<AtomicBool>,
+) -> anyhow::Result<Gossip> {
+    let address = tokio::net::lookup_host(&identity.peer_address).await.ok();
+    let address = address.and_then(|mut found| found.next()).with_context(|| {
+        format!("cluster.advertise: {} leads nowhere; use host:port", identity.peer_address)
+    })?;
+    let life = SystemClock.now().millis();
+    let me = Member { raft_id: identity.raft_id, address, life };
+    let (known, seeds) = (Arc::clone(ledger), identity.seeds.clone());
+    let members = move || {
+        let directory = known.directory().read();
+        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+        let address =
+            |node: &domain::node::Node| (node.facts.raft_id, node.facts.peer_address.clone());
+        let members: Vec<_> = members.map(|(_, node)| address(node)).collect();
+        if members.is_empty() { seeds.clone() } else { members }
+    };
+    let (watch, ready) = (Arc::clone(watch), Arc::clone(ready));
+    let load = move || Load {
+        at: SystemClock.now().millis(),
+        instances: u32::try_from(watch.instances.handles().len()).unwrap_or(u32::MAX),
+        ready: ready.load(Relaxed),
+        ..Load::default()
+    };
+    Ok(Gossip {
+        socket,
+        me,
+        keyring: Arc::new(Keyring::new(keys.gossip)),
+        alive: Arc::clone(alive),
+        members: Box::new(members),
+        load: Box::new(load),
+    })
+}
+
+/// The address that this machine would send from; nothing is sent.
+fn outbound_address() -> std::net::IpAddr {
+    let asked = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    });
+    asked.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
+}
+
+/// What this node tells the cluster of itself.
+pub fn facts(
+    identity: &NodeIdentity,
+    base_url: &str,
+    config: &Config,
+    runtime: &LocalRuntime,
+) -> NodeFacts {
+    let capacity = config.actors().capacity;
+    let providers = [Provider::Process, Provider::Sandbox, Provider::Docker];
+    let has = |provider: &Provider| runtime.lack(*provider, false).is_none();
+    NodeFacts {
+        id: identity.node_id,
+        raft_id: identity.raft_id,
+        peer_address: identity.peer_address.clone(),
+        base_url: base_url.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        labels: config.labels(),
+        cores: capacity.cores,
+        memory_mb: capacity.memory_mb,
+        providers: providers
+            .iter()
+            .filter(|one| has(one))
+            .map(|one| one.as_str().to_owned())
+            .collect(),
+    }
+}
+
+async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
+    let known = ledger.directory().read().nodes.get(&facts.id);
+    if known.is_some_and(|node| node.facts == facts && node.is_member()) {
+        return Ok(());
+    }
+    let command = Command::RegisterNode(Box::new(facts));
+    loop {
+        let command = command.clone();
+        let entry =
+            domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
+        match ledger.change_directory(entry).await {
+            Ok(answer) => {
+                answer.result?;
+                return Ok(());
+            }
+            Err(error) => tracing::warn!(%error, "waiting for a majority of the cluster"),
+        }
+    }
+}
+
 /// Everything that actors and calls reach for.
 fn world(
     adapters: Adapters,
     ledger: Arc<RaftLedger>,
     watch: Arc<Watch>,
-    identity: NodeIdentity,
+    identity: &NodeIdentity,
     keys: &Keys,
     config: &Config,
+    peers: Arc<NodePeers>,
 ) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
     let world = Arc::new(World {
@@ -217,15 +451,17 @@ fn world(
             series: adapters.series,
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemDice),
+            peers,
         },
         settings: config.actors(),
         node_id: identity.node_id,
-        boot: hex(&random_bytes::<8>()),
+        boot: format!("{}:{}", identity.node_id, hex(&random_bytes::<8>())),
         sealer: Sealer::new(&keys.master),
         routes: Routes::default(),
         client: AgentClient::default(),
         meter: Meter::default(),
         watch,
+        attempts: Attempts::default(),
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
     series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
@@ -240,23 +476,20 @@ struct OpenDoor {
     task: JoinHandle<()>,
 }
 
-async fn open_door(
+fn open_door(
     world: &Arc<World>,
     keys: &Keys,
-    address: SocketAddr,
-    config: &Config,
+    base_url: String,
+    listener: TcpListener,
     certificate: Arc<ServerConfig>,
-) -> anyhow::Result<OpenDoor> {
-    let listener = TcpListener::bind(address).await.with_context(|| {
-        format!("the address {address} is taken; choose another port with --port, or 0 for any")
-    })?;
-    let base_url = public_url(config, listener.local_addr()?);
-    let (stop, stopped) = watch::channel(false);
+    stop: watch::Sender<bool>,
+    stopped: watch::Receiver<bool>,
+) -> OpenDoor {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let door = Door::new(listener, certificate);
     let task = tokio::spawn(serve(counted, world, keys, &base_url, door, stopped));
-    Ok(OpenDoor { base_url, requests, stop, task })
+    OpenDoor { base_url, requests, stop, task }
 }
 
 /// Makes the folder; other users may pass through it to an image, and see nothing else.
@@ -286,31 +519,40 @@ fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
 
 async fn open_ledger(
     data: &Path,
-    identity: NodeIdentity,
+    identity: &mut NodeIdentity,
     config: &Config,
     watch: &Arc<Watch>,
+    peers: &OpenPeers,
 ) -> anyhow::Result<Arc<RaftLedger>> {
     let settings = LedgerSettings {
+        node_id: identity.node_id,
         node: identity.raft_id,
         shards: identity.shards,
+        founds: identity.founds.then(|| identity.peer_address.clone()),
         write_deadline: config.cluster.write_deadline.0,
-        timeouts: Default::default(),
+        timeouts: config.timeouts(),
     };
-    let opened = RaftLedger::open(data, settings, Arc::clone(watch) as _).await;
+    let client = Arc::clone(&peers.client);
+    let opened = RaftLedger::open(data, settings, Arc::clone(watch) as _, client).await;
     let ledger = opened.context("the replicated log could not be opened")?;
     for private in ["raft.redb", "state.redb", "node.json"] {
         fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
+    }
+    if !identity.has_log {
+        identity.has_log = true;
+        identity.write(data)?;
     }
     Ok(ledger)
 }
 
 async fn bootstrap(
     ledger: &Arc<RaftLedger>,
+    identity: &NodeIdentity,
     keys: &Keys,
     config: &Config,
     runtime: &LocalRuntime,
 ) -> anyhow::Result<Option<FirstSecrets>> {
-    if !ledger.directory().read().organizations.is_empty() {
+    if !identity.founds || !ledger.directory().read().organizations.is_empty() {
         return Ok(None);
     }
     let (first, secrets) = bootstrap::first(&keys.pepper, default_clouds(config, runtime))?;
@@ -419,6 +661,8 @@ impl Node {
     /// that are under way are taken up again, or end as lost, when the node comes back: exactly as
     /// after a crash.
     pub async fn stop(mut self) {
+        self.ledger.hand_over_all().await;
+        self.world.routes.close();
         let _ = self.stop.send(true);
         if tokio::time::timeout(REQUESTS_END_WITHIN, self.requests_are_served()).await.is_err() {
             tracing::warn!("some requests were cut off");
@@ -426,7 +670,6 @@ impl Node {
         self.door.abort();
         // No actor may start an instance or write down an end from here on.
         let _ = self.root.stop_and_wait(None, Some(ACTORS_END_WITHIN)).await;
-        self.tasks.shutdown().await;
         let instances = self.world.watch.instances.handles();
         for handle in &instances {
             let _ = handle.actor.cast(InstanceMessage::Kill);
@@ -439,7 +682,14 @@ impl Node {
         if let Some(cgroups) = &self.runtime.process.isolation().cgroups {
             cgroups.close();
         }
+        let _ = self.closed.send(true);
+        self.tasks.shutdown().await;
         self.ledger.close().await;
+    }
+
+    /// The groups of this node.
+    pub fn ledger(&self) -> &Arc<RaftLedger> {
+        &self.ledger
     }
 
     /// Whether containers run here, for people.

@@ -1,16 +1,12 @@
-//! The first start of a data folder: one organization, its owner, two keys and the default clouds.
+//! The first start of a cluster: one organization, its owner, two keys and the default clouds.
 
-use std::{fs, path::Path};
-
-use anyhow::Context as _;
 use argon2::{Argon2, PasswordHasher as _};
 use domain::{
-    ApiKeyId, CloudId, NodeId, OrgId, Timestamp, UserId,
+    ApiKeyId, CloudId, OrgId, Timestamp, UserId,
     account::{ApiKey, Mode, Organization, Tenant, User},
     cloud::{Cloud, CloudLimits, Provider},
     directory::Bootstrap,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::{
     adapters::system::{SystemClock, SystemDice, random_bytes},
@@ -20,40 +16,6 @@ use actors::ports::{Clock as _, Entropy as _};
 
 /// The owner's address until somebody sets another one.
 pub const OWNER_EMAIL: &str = "owner@localhost";
-
-/// What a data folder knows of its node; made with it and never changed.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct NodeIdentity {
-    /// The node.
-    pub node_id: NodeId,
-    /// The node in Raft's numbers.
-    pub raft_id: u64,
-    /// How many shards there are.
-    pub shards: u16,
-}
-
-impl NodeIdentity {
-    /// Of this folder; a new folder is a new node. Says whether it is new.
-    pub fn open(data: &Path, shards: u16) -> anyhow::Result<(Self, bool)> {
-        let path = data.join("node.json");
-        if path.exists() {
-            let text = fs::read(&path)?;
-            let known = serde_json::from_slice(&text).context("node.json is damaged")?;
-            return Ok((known, false));
-        }
-        let has_state = data.join("raft.redb").exists();
-        anyhow::ensure!(
-            !has_state,
-            "{} has a log but no node.json: restore it, or start with an empty folder",
-            data.display()
-        );
-        let raft_id = u64::from_be_bytes(random_bytes()) >> 1;
-        let node_id = NodeId::new(SystemClock.now(), SystemDice.dice());
-        let new = Self { node_id, raft_id, shards };
-        crate::keys::write_secret(&path, &serde_json::to_vec_pretty(&new)?)?;
-        Ok((new, true))
-    }
-}
 
 /// What is printed once.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::{adapters::tls, config::Settings, demo, dev};
+use crate::{adapters::tls, config::Settings, demo, dev, serve};
 
 /// Hosts AI agents: from a repository, an image or an archive to a running, invocable, observed agent.
 #[derive(Parser)]
@@ -13,7 +13,9 @@ use crate::{adapters::tls, config::Settings, demo, dev};
     name = "roost",
     version,
     about,
-    after_help = "Begin with `roost demo`. Then `roost dev` gives you a node of your own."
+    after_help = "Begin with `roost demo`. `roost dev` gives you a node of your own, `roost dev --nodes 3` a \
+                  cluster. For a real one: `init` and `serve` on the first machine, `token` there, then `join` \
+                  and `serve` on each other."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -29,6 +31,14 @@ enum Command {
     Demo(demo::Arguments),
     /// Run a node with embedded defaults, for development.
     Dev(dev::Arguments),
+    /// Found a cluster: make the folder of its first node and print the first keys.
+    Init(serve::Init),
+    /// Run the node of a folder that `init` or `join` made.
+    Serve(serve::Serve),
+    /// Print a token that lets one node join.
+    Token(serve::Folder),
+    /// Join a cluster with a token: make the folder of a new node.
+    Join(serve::Join),
     /// Print the OpenAPI document.
     Openapi,
     /// Print every setting, its value and where the value came from.
@@ -56,7 +66,14 @@ fn run(command: Command, file: Option<&std::path::Path>) -> anyhow::Result<ExitC
     let settings = Settings::load(file, std::env::vars())?;
     match command {
         Command::Demo(arguments) => in_runtime(demo::run(arguments, settings.config)),
-        Command::Dev(arguments) => in_runtime(dev::run(arguments, settings.config)),
+        Command::Dev(mut arguments) => {
+            arguments.settings = file.map(std::path::Path::to_path_buf);
+            in_runtime(dev::run(arguments, settings.config))
+        }
+        Command::Init(arguments) => in_runtime(serve::init(arguments, settings.config)),
+        Command::Serve(arguments) => in_runtime(serve::serve(arguments, settings.config)),
+        Command::Token(folder) => in_runtime(serve::token(folder)),
+        Command::Join(arguments) => in_runtime(serve::join(arguments, settings.config)),
         Command::Openapi => {
             print(&api::document());
             Ok(ExitCode::SUCCESS)

@@ -88,6 +88,10 @@ sections! {
     Http {
         /// Where clients reach this service; the node's own address if empty.
         public_url: String = String::new(),
+        /// Where `serve` listens for clients.
+        listen: String = "0.0.0.0:8443".to_owned(),
+        /// Further names and addresses that the front door's certificate is for.
+        names: Vec<String> = vec![],
     }
     /// The replicated log.
     Cluster {
@@ -95,6 +99,22 @@ sections! {
         shards: u16 = 8,
         /// How long a change may take before its outcome is called unknown.
         write_deadline: Span = secs(10),
+        /// Where `serve` listens for other nodes, by TCP and UDP.
+        peer_listen: String = "0.0.0.0:8444".to_owned(),
+        /// Where other nodes reach this one, as host:port; found out if empty.
+        advertise: String = String::new(),
+        /// Words about this node, such as zone=a: replicas go to different zones first.
+        labels: Vec<String> = vec![],
+        /// Between a leader's heartbeats.
+        heartbeat: Span = Span(Duration::from_millis(100)),
+        /// Least silence of a leader before an election.
+        election_min: Span = Span(Duration::from_millis(250)),
+        /// Greatest silence of a leader before an election; also its lease.
+        election_max: Span = Span(Duration::from_millis(400)),
+        /// How long a node may be silent before its replicas are replaced.
+        dead_after: Span = secs(600),
+        /// How long a node may be silent before its instances are replaced.
+        replacement_grace: Span = secs(10),
     }
     /// What runs agents.
     Runtime {
@@ -330,6 +350,15 @@ fn check(config: &Config) -> anyhow::Result<()> {
     if !(1..=256).contains(&config.cluster.shards) {
         bail!("cluster.shards must be 1 to 256");
     }
+    let cluster = &config.cluster;
+    if let Some(wrong) = cluster.labels.iter().find(|label| !label.contains('=')) {
+        bail!("cluster.labels: `{wrong}` is not like zone=a");
+    }
+    if cluster.heartbeat.0 * 2 > cluster.election_min.0
+        || cluster.election_min.0 >= cluster.election_max.0
+    {
+        bail!("cluster: heartbeat x 2 <= election_min < election_max must hold");
+    }
     if config.runtime.port_first < 1024 || config.runtime.port_first > config.runtime.port_last {
         bail!("runtime.port_first must be at least 1024 and not above runtime.port_last");
     }
@@ -369,6 +398,23 @@ impl Config {
             ],
             ca_bundle: self.ca_bundle(),
         }
+    }
+
+    /// Beats and elections.
+    pub fn timeouts(&self) -> cluster::raft::group::Timeouts {
+        let millis = |span: Span| u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX);
+        cluster::raft::group::Timeouts {
+            heartbeat: millis(self.cluster.heartbeat),
+            election_min: millis(self.cluster.election_min),
+            election_max: millis(self.cluster.election_max),
+        }
+    }
+
+    /// The node's labels.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let pair =
+            |label: &String| label.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()));
+        self.cluster.labels.iter().filter_map(pair).collect()
     }
 
     /// Authorities that installers trust.
@@ -422,6 +468,7 @@ impl Config {
             unnamed_blobs_after: self.storage.unnamed_after.0,
             storage_sweep_every: self.storage.sweep_every.0,
             sweep_every: defaults.sweep_every,
+            replacement_grace: self.cluster.replacement_grace.0,
         }
     }
 }

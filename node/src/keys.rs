@@ -6,7 +6,8 @@ use anyhow::{Context as _, bail};
 
 use crate::{adapters::system::random_bytes, hex};
 
-/// The keys of a node.
+/// The keys of a cluster, as each of its nodes has them.
+#[derive(Clone)]
 pub struct Keys {
     /// Hashes API keys.
     pub pepper: [u8; 32],
@@ -14,6 +15,8 @@ pub struct Keys {
     pub master: [u8; 32],
     /// Signs links and cursors.
     pub signing: [u8; 32],
+    /// Seals gossip.
+    pub gossip: [u8; 32],
 }
 
 impl Keys {
@@ -28,7 +31,23 @@ impl Keys {
             pepper: key("pepper.key")?,
             master: key("master.key")?,
             signing: key("signing.key")?,
+            gossip: key("gossip.key")?,
         })
+    }
+
+    /// Keeps the keys that another node told of.
+    pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(folder)?;
+        let keys = [
+            ("pepper.key", &self.pepper),
+            ("master.key", &self.master),
+            ("signing.key", &self.signing),
+            ("gossip.key", &self.gossip),
+        ];
+        for (name, key) in keys {
+            write_secret(&folder.join(name), hex(key).as_bytes())?;
+        }
+        Ok(())
     }
 }
 
@@ -44,7 +63,8 @@ fn read_or_make(path: &Path) -> anyhow::Result<[u8; 32]> {
     }
 }
 
-fn parse(text: &str) -> anyhow::Result<[u8; 32]> {
+/// A key from its 64 hexadecimal digits.
+pub fn parse(text: &str) -> anyhow::Result<[u8; 32]> {
     if text.len() != 64 || !text.is_ascii() {
         bail!("wrong length");
     }

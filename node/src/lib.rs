@@ -8,7 +8,13 @@ pub mod config;
 pub mod demo;
 pub mod dev;
 pub mod exec;
+pub mod host;
+pub mod identity;
+pub mod join;
 pub mod keys;
+pub mod operate;
+pub mod serve;
+pub mod steward;
 
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {

@@ -29,10 +29,24 @@ fn an_unknown_setting_is_an_error_that_names_it() {
 }
 
 #[test]
-fn more_nodes_than_this_release_runs_are_refused() {
-    let output = roost(&["dev", "--nodes", "3", "--port", "0"], &[]);
+fn more_nodes_than_make_sense_on_one_machine_are_refused() {
+    let output = roost(&["dev", "--nodes", "30", "--port", "0"], &[]);
     assert!(!output.status.success());
-    assert!(said(&output.stderr).contains("--nodes 3"), "{}", said(&output.stderr));
+    assert!(said(&output.stderr).contains("--nodes 30"), "{}", said(&output.stderr));
+}
+
+#[test]
+fn a_folder_of_no_node_is_told_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().to_str().expect("a plain path");
+    for command in ["serve", "token"] {
+        let output = roost(&[command, "--data", data], &[]);
+        assert!(!output.status.success());
+        let words = said(&output.stderr);
+        assert!(words.contains("belongs to no node"), "{command}: {words}");
+    }
+    let output = roost(&["join", "--data", data, "--token", "nonsense", "127.0.0.1:1"], &[]);
+    assert!(said(&output.stderr).contains("no join token"), "{}", said(&output.stderr));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, OrgId, Rejection, Timestamp, UploadId,
-    UserId,
+    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, NodeId, OrgId, Rejection, Timestamp,
+    UploadId, UserId,
     account::{ApiKey, Organization, Tenant, User},
     agent::{Agent, AgentPatch, Desired, lifecycle, rollout},
     cloud::{self, Cloud, CloudPatch},
@@ -17,6 +17,7 @@ use crate::{
     instance::{Instance, InstanceStatus},
     limits::{DEPLOYMENTS_KEPT, VERSIONS_KEPT},
     machine::{Claim, Entry, Machine},
+    node::{self, JoinToken, Leader, Node, NodeFacts, NodeStatus},
     table::{AnyTable, Table},
     upload::{self, Received, Upload},
 };
@@ -99,6 +100,16 @@ pub enum Command {
     RemoveInstance { agent: AgentId, id: InstanceId },
     /// Forget the answers of keyed calls that are old enough.
     Sweep,
+    /// A new shard leader takes its place and says who it is.
+    Lead { node: NodeId },
+    /// A node has started.
+    RegisterNode(Box<NodeFacts>),
+    /// `POST /v1/cluster/join-tokens`.
+    MintJoinToken(Box<JoinToken>),
+    /// A node joins.
+    RedeemJoinToken { hash: [u8; 32], facts: Box<NodeFacts> },
+    /// `POST /v1/cluster/nodes/:id/drain` and its like.
+    SetNodeStatus { id: NodeId, to: NodeStatus },
 }
 
 /// What the first start makes.
@@ -127,6 +138,8 @@ pub enum Reply {
     Cloud(Box<Cloud>),
     /// The upload as it is now.
     Upload(Box<Upload>),
+    /// The node as it is now.
+    Node(Box<Node>),
 }
 
 /// An agent with what is shown beside it.
@@ -166,6 +179,12 @@ pub struct Directory {
     pub uploads: Table<UploadId, Upload>,
     /// Answers of keyed calls.
     pub keys: Keys,
+    /// Who leads each shard.
+    pub leaders: Table<u64, Leader>,
+    /// The nodes of the cluster, removed ones included.
+    pub nodes: Table<NodeId, Node>,
+    /// Tokens that wait to be redeemed.
+    pub join_tokens: Table<[u8; 32], JoinToken>,
     api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
 }
 
@@ -184,6 +203,9 @@ impl Default for Directory {
             instances: Table::live(10),
             uploads: Table::live(11),
             keys: Keys::new(12),
+            leaders: Table::live(15),
+            nodes: Table::live(16),
+            join_tokens: Table::live(17),
             api_key_by_hash: BTreeMap::new(),
         }
     }
@@ -351,6 +373,11 @@ impl Machine for Directory {
             }
             C::RemoveInstance { agent, id } => Ok(rollout::remove_instance(self, *agent, *id)),
             C::Sweep => Ok(vec![Event::KeysForgotten(at)]),
+            C::Lead { node } => Ok(node::lead(*node, entry.claim)),
+            C::RegisterNode(facts) => node::register(self, facts, at),
+            C::MintJoinToken(token) => node::mint_token(self, token, at),
+            C::RedeemJoinToken { hash, facts } => node::redeem(self, hash, facts, at),
+            C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
         }
     }
 
@@ -358,6 +385,12 @@ impl Machine for Directory {
         use Event as E;
         match event {
             E::ShardTaken(claim) => self.claims.put(u64::from(claim.shard), *claim),
+            E::ShardLed { claim, node } => {
+                self.leaders.put(u64::from(claim.shard), Leader { node: *node, term: claim.term })
+            }
+            E::NodePut(row) => self.nodes.put(row.facts.id, Node::clone(row)),
+            E::JoinTokenPut(row) => self.join_tokens.put(row.hash, JoinToken::clone(row)),
+            E::JoinTokenGone(hash) => self.join_tokens.remove(hash),
             E::OrganizationPut(row) => self.organizations.put(row.id, Organization::clone(row)),
             E::UserPut(row) => self.users.put(row.id, User::clone(row)),
             E::ApiKeyPut(row) => self.put_api_key(row),
@@ -418,7 +451,11 @@ impl Machine for Directory {
             C::UpdateCloud { id, .. } => self.cloud_reply(*id),
             C::CreateUpload(upload) => self.upload_reply(upload.id),
             C::ReceiveUpload { id, .. } => self.upload_reply(*id),
+            C::RegisterNode(facts) | C::RedeemJoinToken { facts, .. } => self.node_reply(facts.id),
+            C::SetNodeStatus { id, .. } => self.node_reply(*id),
             C::Take
+            | C::Lead { .. }
+            | C::MintJoinToken(_)
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
             | C::DeleteUpload { .. }
@@ -459,6 +496,9 @@ impl Machine for Directory {
             &mut self.keys.done,
             &mut self.keys.running,
             &mut self.keys.expiry,
+            &mut self.leaders,
+            &mut self.nodes,
+            &mut self.join_tokens,
         ]
     }
 
@@ -613,6 +653,10 @@ impl Directory {
 
     fn cloud_reply(&self, id: CloudId) -> Reply {
         self.clouds.get(&id).map_or(Reply::Done, |row| Reply::Cloud(Box::new(Cloud::clone(&row))))
+    }
+
+    fn node_reply(&self, id: NodeId) -> Reply {
+        self.nodes.get(&id).map_or(Reply::Done, |row| Reply::Node(Box::new(Node::clone(&row))))
     }
 
     fn upload_reply(&self, id: UploadId) -> Reply {

@@ -2,7 +2,7 @@
 //! `evolve` reads; later they are also what webhooks tell.
 
 use crate::{
-    AgentId, CloudId, DeploymentId, InstanceId, JobId, Timestamp,
+    AgentId, CloudId, DeploymentId, InstanceId, JobId, NodeId, Timestamp,
     account::{ApiKey, Organization, User},
     agent::{Agent, Desired, Status, StatusReason},
     cloud::Cloud,
@@ -11,6 +11,7 @@ use crate::{
     instance::{Instance, InstanceStatus},
     job::Job,
     machine::Claim,
+    node::{JoinToken, Node},
     upload::Upload,
 };
 
@@ -19,6 +20,19 @@ use crate::{
 pub enum DirectoryEvent {
     /// A shard has a new leader.
     ShardTaken(Claim),
+    /// Who a shard's new leader is.
+    ShardLed {
+        /// The shard and its term.
+        claim: Claim,
+        /// The leader.
+        node: NodeId,
+    },
+    /// A node is new or changed.
+    NodePut(Box<Node>),
+    /// A token may be used to join.
+    JoinTokenPut(Box<JoinToken>),
+    /// A token was used, or its time is over.
+    JoinTokenGone([u8; 32]),
     /// An organization exists.
     OrganizationPut(Box<Organization>),
     /// A person exists.

@@ -280,6 +280,21 @@ pub(crate) fn start(state: &Shard, id: JobId, attempt: &Attempt, at: Timestamp) 
     vec![Event::JobMoved(Box::new(job))]
 }
 
+/// An attempt that its agent saw nothing of goes to another instance: the attempt is the same, the
+/// epoch a new one.
+pub(crate) fn redirect(state: &Shard, id: JobId, epoch: u64, attempt: &Attempt) -> Vec<Event> {
+    let is_this =
+        |job: &std::sync::Arc<Job>| job.epoch == epoch && job.status == JobStatus::Running;
+    let Some(job) = state.jobs.get(&id).filter(is_this) else { return vec![] };
+    let mut job = Job::clone(&job);
+    job.epoch += 1;
+    job.instance_id = attempt.instance_id;
+    job.node_id = Some(attempt.node_id);
+    job.boot = Some(attempt.boot.clone());
+    job.agent_version = attempt.version;
+    vec![Event::JobMoved(Box::new(job))]
+}
+
 /// An attempt ended. A result of an older epoch changes nothing.
 pub(crate) fn finish(
     state: &Shard,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, Timestamp, UploadId};
+use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, NodeId, Timestamp, UploadId};
 
 /// Why a command was refused. The text says what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -100,6 +100,23 @@ pub enum Rejection {
     /// The proposer's leadership is over.
     #[error("another node has taken over")]
     NotOwner,
+    /// No such node.
+    #[error("the node {0} does not exist")]
+    NodeNotFound(NodeId),
+    /// The node left the cluster, or never belonged to it.
+    #[error(
+        "the node {0} does not belong to this cluster; join it again with an empty data folder"
+    )]
+    NodeRemoved(NodeId),
+    /// A token that was used, is too old or was never given out.
+    #[error("the join token is not valid any more; make a new one with `roost token`")]
+    JoinTokenInvalid,
+    /// Nobody redeems them.
+    #[error("too many join tokens are waiting to be used; they are good for an hour")]
+    TooManyJoinTokens,
+    /// A cluster needs one node.
+    #[error("this is the last node of the cluster; it has to stay")]
+    LastNode,
 }
 
 impl Rejection {
@@ -127,10 +144,15 @@ impl Rejection {
             | Self::UploadNotReady
             | Self::UploadCorrupt
             | Self::JobAlreadyFinished
-            | Self::JobNotFinished => true,
+            | Self::JobNotFinished
+            | Self::NodeNotFound(_)
+            | Self::NodeRemoved(_)
+            | Self::JoinTokenInvalid
+            | Self::LastNode => true,
             Self::TooManyJobs
             | Self::IdempotencyKeyReused
             | Self::IdempotencyInProgress
+            | Self::TooManyJoinTokens
             | Self::NotOwner => false,
         }
     }

@@ -37,6 +37,8 @@ pub enum Command {
     WithdrawCall { key: Keyed },
     /// Forget what is old enough.
     Sweep,
+    /// An attempt that its agent saw nothing of goes to another instance.
+    RedirectJob { id: JobId, epoch: u64, attempt: Attempt },
 }
 
 /// How a keyed synchronous call ended, for its replay.
@@ -244,6 +246,7 @@ impl Machine for Shard {
         match &entry.command {
             C::AcceptJob { job, first } => job::accept(self, job, first.as_ref()),
             C::StartJob { id, attempt } => Ok(job::start(self, *id, attempt, at)),
+            C::RedirectJob { id, epoch, attempt } => Ok(job::redirect(self, *id, *epoch, attempt)),
             C::FinishJob { id, epoch, outcome } => Ok(job::finish(self, *id, *epoch, outcome, at)),
             C::CancelJob { tenant, id, by_force } => {
                 job::cancel(self, (*tenant, *id), *by_force, at)
@@ -290,7 +293,10 @@ impl Machine for Shard {
             |id| self.any_job(id).map_or(Reply::Done, |job| Reply::Job(Box::new(Job::clone(&job))));
         match command {
             C::AcceptJob { job: accepted, .. } => job(accepted.id),
-            C::StartJob { id, .. } | C::FinishJob { id, .. } | C::CancelJob { id, .. } => job(*id),
+            C::StartJob { id, .. }
+            | C::RedirectJob { id, .. }
+            | C::FinishJob { id, .. }
+            | C::CancelJob { id, .. } => job(*id),
             C::BeginCall { key, .. } => match self.call_outcome(key, Timestamp::default()) {
                 Ok(Some(outcome)) => Reply::Call(Box::new(outcome)),
                 _ => Reply::Done,

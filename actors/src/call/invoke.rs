@@ -161,9 +161,8 @@ pub(crate) fn outcome_unknown() -> CallOutcome {
     })
 }
 
-/// Whether a running key's call can't be running any more.
-pub(crate) fn is_lost(row: &domain::idempotency::KeyRow, boot: &str, now: Timestamp) -> bool {
+/// Whether a running key's call has had all its time.
+pub(crate) fn is_overdue(row: &domain::idempotency::KeyRow, now: Timestamp) -> bool {
     const GRACE: std::time::Duration = std::time::Duration::from_secs(60);
-    row.boot.as_deref() != Some(boot)
-        || row.deadline.is_some_and(|deadline| now > deadline.plus(GRACE))
+    row.boot.is_none() || row.deadline.is_some_and(|deadline| now > deadline.plus(GRACE))
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 
 use domain::{
-    AgentId, JobId, Rejection, RequestId, Timestamp,
+    AgentId, JobId, NodeId, Rejection, RequestId, Timestamp,
     account::Tenant,
     agent::{Agent, Status},
     idempotency::{Keyed, Seen},
@@ -11,10 +11,17 @@ use domain::{
     shard::{Command, Reply, Shard},
     table::{Order, Table},
 };
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{Answered, Service, ServiceError};
-use crate::{invocation, job::attempt, ports::Ledger, root::Thing};
+use crate::{
+    ask::{self, Ask, Told},
+    invocation,
+    job::attempt,
+    ports::Ledger,
+    root::Thing,
+};
 
 /// A job to be.
 #[derive(Clone, Debug)]
@@ -46,8 +53,23 @@ pub struct JobTexts {
     pub output: Option<String>,
 }
 
+/// A page of jobs.
+#[derive(Clone, Debug)]
+pub struct JobsWanted {
+    /// Whose.
+    pub tenant: Tenant,
+    /// Which.
+    pub filter: JobFilter,
+    /// Beyond this one.
+    pub from: Option<JobId>,
+    /// In order of their making.
+    pub order: Order,
+    /// At most so many.
+    pub limit: usize,
+}
+
 /// Which jobs are wanted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobFilter {
     /// Of these agents; empty is all.
     pub agents: Vec<AgentId>,
@@ -86,6 +108,17 @@ impl Drop for Parked<'_> {
 /// Rows read under one lock, and rows read for one page at all.
 const ROWS_PER_LOCK: usize = 256;
 const ROWS_PER_LIST: usize = 200_000;
+
+/// Each once, so many.
+fn in_order(mut found: Vec<Arc<Job>>, order: Order, limit: usize) -> Vec<Arc<Job>> {
+    found.sort_by_key(|job| job.id);
+    found.dedup_by_key(|job| job.id);
+    if order == Order::Descending {
+        found.reverse();
+    }
+    found.truncate(limit);
+    found
+}
 
 type Pick = fn(&Shard) -> &Table<JobId, Job>;
 
@@ -165,7 +198,9 @@ impl Service {
         };
         let new = self.with_kept_input(new).await?;
         let serving = agent.is_some_and(|agent| agent.is_serving());
-        let slot = if serving { self.world.routes.try_take(new.agent_id) } else { None };
+        // A first attempt begins with the job only where its owner is.
+        let owns = self.world.claim(shard).is_some();
+        let slot = if serving && owns { self.world.routes.try_take(new.agent_id) } else { None };
         let first = slot.as_ref().map(|slot| attempt(&self.world, Some(slot)));
         let parked = Parked { service: self, id };
         if let Some(slot) = slot {
@@ -214,6 +249,21 @@ impl Service {
 
     async fn was_seen(&self, shard: u16, key: Option<&Keyed>) -> Result<bool, ServiceError> {
         let Some(key) = key else { return Ok(false) };
+        if self.world.ports.ledger.has_shard(shard) {
+            return self.was_seen_here(shard, key).await;
+        }
+        let ask = Ask::Seen { shard, key: key.clone() };
+        let told = self.ask_owner(shard, ask, ask::ANSWER_WITHIN).await?;
+        let Told::Seen(seen) = told else { return Err(ServiceError::Elsewhere) };
+        Ok(seen)
+    }
+
+    /// Whether a key of a shard that this node has was seen.
+    pub(crate) async fn was_seen_here(
+        &self,
+        shard: u16,
+        key: &Keyed,
+    ) -> Result<bool, ServiceError> {
         self.world.ports.ledger.refresh_shard(shard).await?;
         let state = self.world.ports.ledger.shard(shard).read();
         Ok(!matches!(state.keys.seen::<Reply>(key, self.world.now()), Seen::Never))
@@ -250,8 +300,36 @@ impl Service {
         }
     }
 
+    /// Asks the owner of a shard.
+    async fn ask_owner(
+        &self,
+        shard: u16,
+        ask: Ask,
+        within: Duration,
+    ) -> Result<Told, ServiceError> {
+        let owner = self.world.owner(shard).ok_or(ServiceError::Elsewhere)?;
+        self.world.ask_node(owner, ask, within).await.map_err(|_| ServiceError::Elsewhere)
+    }
+
     /// A job as it is now; with `wait`, once it has ended or the time is up.
     pub async fn job(
+        &self,
+        tenant: Tenant,
+        id: JobId,
+        wait: Option<Duration>,
+    ) -> Result<Arc<Job>, ServiceError> {
+        let shard = self.home(id);
+        if self.world.ports.ledger.has_shard(shard) {
+            return self.job_here(tenant, id, wait).await;
+        }
+        let within = wait.unwrap_or_default() + ask::ANSWER_WITHIN;
+        let told = self.ask_owner(shard, Ask::Job { tenant, id, wait }, within).await?;
+        let Told::Job(job) = told else { return Err(ServiceError::Elsewhere) };
+        Ok(Arc::from(job?))
+    }
+
+    /// A job of a shard that this node has.
+    pub(crate) async fn job_here(
         &self,
         tenant: Tenant,
         id: JobId,
@@ -285,40 +363,52 @@ impl Service {
         Ok(self.world.ports.ledger.shard(shard).read().job(tenant, id)?)
     }
 
-    /// Jobs beyond `from`, in order of their making; one more than `limit` tells that there are more.
-    pub async fn jobs(
+    /// Jobs in order of their making; one more than the limit tells that there are more.
+    pub async fn jobs(&self, wanted: JobsWanted) -> Result<Vec<Arc<Job>>, ServiceError> {
+        let ledger = &self.world.ports.ledger;
+        let (here, there): (Vec<u16>, Vec<u16>) =
+            (0..ledger.shards()).partition(|shard| ledger.has_shard(*shard));
+        let mut elsewhere: BTreeMap<NodeId, Vec<u16>> = BTreeMap::new();
+        for shard in there {
+            let owner = self.world.owner(shard).ok_or(ServiceError::Elsewhere)?;
+            elsewhere.entry(owner).or_default().push(shard);
+        }
+        let mut found = self.jobs_here(here, wanted.clone()).await?;
+        for (node, shards) in elsewhere {
+            let JobsWanted { tenant, filter, from, order, limit } = wanted.clone();
+            let ascending = order == Order::Ascending;
+            let ask = Ask::Jobs { shards, tenant, filter, from, ascending, limit };
+            match self.world.ask_node(node, ask, ask::ANSWER_WITHIN * 2).await {
+                Ok(Told::Jobs(jobs)) => found.extend(jobs.into_iter().map(Arc::new)),
+                Ok(_) | Err(_) => return Err(ServiceError::Elsewhere),
+            }
+        }
+        Ok(in_order(found, wanted.order, wanted.limit))
+    }
+
+    /// Jobs of shards that this node has.
+    pub(crate) async fn jobs_here(
         &self,
-        tenant: Tenant,
-        filter: JobFilter,
-        from: Option<JobId>,
-        order: Order,
-        limit: usize,
+        shards: Vec<u16>,
+        wanted: JobsWanted,
     ) -> Result<Vec<Arc<Job>>, ServiceError> {
         let ledger = Arc::clone(&self.world.ports.ledger);
-        for shard in 0..ledger.shards() {
-            ledger.refresh_shard(shard).await?;
+        for shard in &shards {
+            ledger.refresh_shard(*shard).await?;
         }
         // History is read from disk, so this leaves the runtime's threads alone.
         let found = tokio::task::spawn_blocking(move || {
+            let JobsWanted { tenant, filter, from, order, limit } = wanted;
             let mut found = vec![];
-            for shard in 0..ledger.shards() {
+            for shard in shards {
                 let takes = |job: &Job| job.tenant == tenant && filter.takes(job);
                 for table in TABLES {
                     found.extend(walk_table(&*ledger, shard, table, from, order, limit, takes));
                 }
             }
-            found
+            in_order(found, order, limit)
         });
-        let mut found = found
-            .await
-            .map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))?;
-        found.sort_by_key(|job| job.id);
-        found.dedup_by_key(|job| job.id);
-        if order == Order::Descending {
-            found.reverse();
-        }
-        found.truncate(limit);
-        Ok(found)
+        found.await.map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))
     }
 
     /// Asks for a job's end.

@@ -17,8 +17,8 @@ use domain::{
 };
 
 pub use invoke::{Finished, Invoked};
-pub use jobs::{JobFilter, JobTexts, NewJob};
-pub use observe::MetricsRange;
+pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
+pub use observe::{AgentFigures, MetricsRange};
 
 use crate::{
     invocation::CallError,
@@ -52,6 +52,9 @@ pub enum ServiceError {
     /// The bytes could not be kept.
     #[error(transparent)]
     Blob(#[from] BlobError),
+    /// A node that has what was asked for does not answer.
+    #[error("the part of the cluster that has this does not answer; retry in a moment")]
+    Elsewhere,
     /// Bytes that were kept can't be read.
     #[error(transparent)]
     Payload(#[from] PayloadError),

@@ -49,7 +49,7 @@ impl Service {
 fn uploaded(id: UploadId, reply: Reply) -> Result<Upload, ServiceError> {
     match reply {
         Reply::Upload(upload) => Ok(*upload),
-        Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Cloud(_) => {
+        Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Cloud(_) | Reply::Node(_) => {
             Err(domain::Rejection::UploadNotFound(id).into())
         }
     }

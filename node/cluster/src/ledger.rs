@@ -1,36 +1,60 @@
 //! The ledger that actors see, over the Raft groups of this node.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use actors::ports::{Ledger, Observer, ProposeError, Replica};
 use domain::{
+    NodeId, Timestamp,
     directory::{self, Directory},
     machine::{Answer, Claim, Entry},
+    node::{Node, NodeStatus},
     shard::{self, Shard},
 };
 use futures::{FutureExt as _, future::BoxFuture};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
-use crate::placement;
-use crate::raft::{
-    disk,
-    group::{Group, Stores, Timeouts},
-    log::LogFile,
-    state::StateFile,
+use crate::{
+    peer::client::PeerClient,
+    placement::{self, Spot},
+    raft::{
+        answer::AnyGroup,
+        disk,
+        group::{Group, LeaderHint, Shared, Timeouts, View},
+        log::LogFile,
+        members::Wanted,
+        state::StateFile,
+    },
 };
 
-/// How long a fresh start waits for its own election.
-const ELECTED_WITHIN: Duration = Duration::from_secs(30);
 /// How often groups are looked after.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// How often replicas are compared with what they should be.
+const RECONCILE_EVERY: Duration = Duration::from_millis(300);
+/// How long one attempt to take a shard over may last before the leadership is looked at again.
+const TAKE_WITHIN: Duration = Duration::from_secs(2);
+/// Fewer voters than this are never made of more, however long a node is dead (`min_quorum`).
+const QUORUM_OF: usize = 3;
 
 /// How a node's ledger is set up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
-    /// This node's Raft id; new with every new data folder.
+    /// This node.
+    pub node_id: NodeId,
+    /// This node in Raft's numbers; new with every new data folder.
     pub node: u64,
     /// How many shards; fixed when the cluster is made.
     pub shards: u16,
+    /// Where this node is reached, if it founds the cluster.
+    pub founds: Option<String>,
     /// How long a change may take before its outcome is called unknown.
     pub write_deadline: Duration,
     /// Beats and elections.
@@ -39,75 +63,239 @@ pub struct Settings {
 
 /// The directory group and all shard groups of this node.
 pub struct RaftLedger {
-    directory: Group<Directory>,
-    shards: Vec<Group<Shard>>,
-    stores: Stores,
+    node_id: NodeId,
+    directory: Arc<Group<Directory>>,
+    shards: Vec<Arc<Group<Shard>>>,
+    shared: Shared,
     leading: watch::Sender<BTreeMap<u16, u64>>,
+    plan: Mutex<Plan>,
+}
+
+/// The replicas that the present members make; computed anew when they change.
+#[derive(Default)]
+struct Plan {
+    spots: Vec<Spot>,
+    directory: Wanted,
+    shards: Vec<Wanted>,
 }
 
 impl RaftLedger {
-    /// Opens all groups below `folder` and waits until each has a leader.
+    /// Opens all groups below `folder`.
     pub async fn open(
         folder: &Path,
         settings: Settings,
         observer: Arc<dyn Observer>,
+        peers: Arc<PeerClient>,
     ) -> io::Result<Arc<Self>> {
-        let stores = Stores {
+        let Settings { node_id, node, shards, founds, write_deadline, timeouts } = settings;
+        let shared = Shared {
+            node,
             log: LogFile::start(disk::open(&folder.join("raft.redb"))?)?,
             state: StateFile::start(disk::open(&folder.join("state.redb"))?)?,
+            peers,
+            incoming: folder.join("snapshots"),
+            timeouts,
+            deadline: write_deadline,
         };
-        let Settings { node, shards, write_deadline, timeouts } = settings;
+        let _ = std::fs::remove_dir_all(&shared.incoming);
+        let founds = founds.as_deref();
         let hears = Arc::clone(&observer);
         let listener = Arc::new(move |events: &[_]| hears.directory(events));
-        let directory = Group::open(0, node, &stores, timeouts, write_deadline, listener).await?;
+        let (book, turn) = (Arc::clone(&shared.peers), AtomicUsize::new(0));
+        let somebody: LeaderHint =
+            Arc::new(move || book.book().somebody_but(node, turn.fetch_add(1, Relaxed)));
+        let directory = Arc::new(Group::open(0, &shared, founds, listener, somebody).await?);
         let mut groups = Vec::with_capacity(usize::from(shards));
         for shard in 0..shards {
             let hears = Arc::clone(&observer);
             let listener = Arc::new(move |events: &[_]| hears.shard(shard, events));
-            groups.push(
-                Group::open(shard + 1, node, &stores, timeouts, write_deadline, listener).await?,
-            );
+            let known = directory.replica().clone();
+            let hint: LeaderHint = Arc::new(move || leader_of(&known.read(), shard));
+            let group = Group::open(shard + 1, &shared, founds, listener, hint).await?;
+            groups.push(Arc::new(group));
         }
-        let ledger = Self { directory, shards: groups, stores, leading: watch::Sender::default() };
-        ledger.take_over().await?;
-        Ok(Arc::new(ledger))
+        let ledger = Arc::new(Self {
+            node_id,
+            directory,
+            shards: groups,
+            shared,
+            leading: watch::Sender::default(),
+            plan: Mutex::default(),
+        });
+        ledger.learn_addresses();
+        Ok(ledger)
     }
 
-    /// Waits for the elections, then tells the directory who leads: older terms are refused from
-    /// then on.
-    async fn take_over(&self) -> io::Result<()> {
-        self.directory.leader_elected(ELECTED_WITHIN).await?;
-        self.directory.refresh().await.map_err(io::Error::other)?;
-        for (shard, group) in (0_u16..).zip(&self.shards) {
-            let term = group.leader_elected(ELECTED_WITHIN).await?;
-            group.refresh().await.map_err(io::Error::other)?;
-            self.leading.send_modify(|leading| {
-                leading.insert(shard, term);
-            });
+    /// Looks after the groups until dropped: shards are taken over and given up as leadership moves,
+    /// replicas follow the members, snapshots are taken when logs have grown, and the process ends
+    /// if a group has failed.
+    pub async fn run(self: Arc<Self>) {
+        let mut tasks = JoinSet::new();
+        for shard in 0..self.shards() {
+            tasks.spawn(Arc::clone(&self).follow_leadership(shard));
         }
-        let leading = self.leading.borrow().clone();
-        let takes = leading.into_iter().map(|(shard, term)| {
-            let claim = Some(Claim { shard, term });
-            let command = directory::Command::Take;
-            async move {
-                let entry = Entry { at: domain::Timestamp::default(), claim, key: None, command };
-                self.directory.propose(&entry, None).await.map(drop)
+        tasks.spawn(Arc::clone(&self).follow_members());
+        tasks.spawn(async move {
+            loop {
+                tokio::time::sleep(TEND_EVERY).await;
+                self.directory.tend().await;
+                for group in &self.shards {
+                    group.tend().await;
+                }
             }
         });
-        futures::future::try_join_all(takes).await.map_err(io::Error::other)?;
+        // None of them ends; a panic in one must not go unnoticed.
+        if let Some(Err(error)) = tasks.join_next().await
+            && error.is_panic()
+        {
+            crate::raft::fatal("a task of the ledger has failed", &error);
+        }
+    }
+
+    /// Waits until the directory can be read and every shard has an owner.
+    pub async fn ready(&self) {
+        loop {
+            if self.refresh_directory().await.is_ok() {
+                break;
+            }
+            tracing::warn!("waiting for a majority of the cluster");
+        }
+        let mut leading = self.leading.subscribe();
+        for shard in 0..self.shards() {
+            loop {
+                let led = self.group(shard).leading_term();
+                let is_owned = match led {
+                    Some(_) => leading.borrow_and_update().contains_key(&shard),
+                    None => leader_of(&self.directory().read(), shard).is_some(),
+                };
+                if is_owned {
+                    break;
+                }
+                let _ = tokio::time::timeout(RECONCILE_EVERY, leading.changed()).await;
+            }
+        }
+    }
+
+    async fn follow_leadership(self: Arc<Self>, shard: u16) {
+        let group = Arc::clone(&self.shards[usize::from(shard)]);
+        let mut changes = group.changes();
+        let mut led = None;
+        loop {
+            let term = group.leading_term();
+            if term != led {
+                if led.take().is_some() {
+                    self.leading.send_modify(|leading| {
+                        leading.remove(&shard);
+                    });
+                }
+                let Some(term) = term else { continue };
+                match tokio::time::timeout(TAKE_WITHIN, self.take(shard, term)).await {
+                    Ok(Ok(())) if group.leading_term() == Some(term) => {
+                        led = Some(term);
+                        self.leading.send_modify(|leading| {
+                            leading.insert(shard, term);
+                        });
+                    }
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        tracing::info!(%error, shard, term, "the shard could not be taken over");
+                        tokio::time::sleep(RECONCILE_EVERY / 3).await;
+                    }
+                    Err(_) => tracing::info!(shard, term, "taking the shard over takes long"),
+                }
+                continue;
+            }
+            let _ = tokio::time::timeout(TEND_EVERY, changes.next()).await;
+        }
+    }
+
+    /// A new leader first knows all that was agreed, then tells the directory: older terms are
+    /// refused from then on. Only then do actors start.
+    async fn take(&self, shard: u16, term: u64) -> Result<(), ProposeError> {
+        self.group(shard).refresh().await?;
+        let claim = Some(Claim { shard, term });
+        let command = directory::Command::Lead { node: self.node_id };
+        let entry = Entry { at: Timestamp::default(), claim, key: None, command };
+        self.directory.propose(&entry, None).await?.result?;
+        tracing::info!(shard, term, "this node owns the shard");
         Ok(())
     }
 
-    /// Looks after the groups until dropped: snapshots when logs have grown, and the end of the
-    /// process if a group has failed.
-    pub async fn tend(self: Arc<Self>) {
+    async fn follow_members(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(TEND_EVERY).await;
-            self.directory.tend().await;
-            for group in &self.shards {
-                group.tend().await;
-            }
+            tokio::time::sleep(RECONCILE_EVERY).await;
+            self.learn_addresses();
+            let (directory, shards) = self.wanted();
+            self.directory.reconcile(&directory).await;
+            let steps = self.shards.iter().zip(&shards).map(|(group, one)| group.reconcile(one));
+            futures::future::join_all(steps).await;
         }
+    }
+
+    fn learn_addresses(&self) {
+        let directory = self.directory().read();
+        for (_, node) in directory.nodes.rows() {
+            self.shared.peers.book().put(node.facts.raft_id, &node.facts.peer_address);
+        }
+    }
+
+    fn wanted(&self) -> (Wanted, Vec<Wanted>) {
+        let spots = Spot::all(&counted(&self.directory().read()));
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        if plan.spots != spots {
+            plan.directory = placement::directory(&spots);
+            plan.shards = placement::shards(&spots, self.shards());
+            plan.spots = spots;
+        }
+        (plan.directory.clone(), plan.shards.clone())
+    }
+
+    /// Whether every group has the replicas that it should have, as far as this node can tell from
+    /// the groups that it is part of.
+    pub fn is_settled(&self) -> bool {
+        let (directory, shards) = self.wanted();
+        let fits = |view: View, wanted: &Wanted| {
+            view.leader.is_some()
+                && view.voters == wanted.voters
+                && view.learners == wanted.learners
+        };
+        let mut groups = self.shards.iter().zip(&shards);
+        fits(self.directory.view(), &directory)
+            && groups.all(|(group, wanted)| !group.is_member() || fits(group.view(), wanted))
+    }
+
+    /// What each group looks like from here: the directory first, then the shards.
+    pub fn views(&self) -> Vec<View> {
+        let shards = self.shards.iter().map(|group| group.view());
+        std::iter::once(self.directory.view()).chain(shards).collect()
+    }
+
+    /// This node.
+    pub fn node_id(&self) -> NodeId {
+        self.node_id
+    }
+
+    /// Whether this node leads the directory.
+    pub fn leads_directory(&self) -> bool {
+        self.directory.leading_term().is_some()
+    }
+
+    /// The group with this number, for peers.
+    pub fn any_group(&self, number: u16) -> Option<Arc<dyn AnyGroup>> {
+        match number.checked_sub(1) {
+            None => Some(Arc::clone(&self.directory) as _),
+            Some(shard) => self
+                .shards
+                .get(usize::from(shard))
+                .map(|group| Arc::clone(group) as Arc<dyn AnyGroup>),
+        }
+    }
+
+    /// Hands every leadership on, so that a node that stops leaves no group without a leader. Those
+    /// that nobody else can take stay.
+    pub async fn hand_over_all(&self) {
+        self.directory.hand_over_now().await;
+        futures::future::join_all(self.shards.iter().map(|group| group.hand_over_now())).await;
     }
 
     /// Ends all groups and writes what is not written yet.
@@ -116,13 +304,31 @@ impl RaftLedger {
         for group in &self.shards {
             group.shutdown().await;
         }
-        let state = Arc::clone(&self.stores.state);
+        let state = Arc::clone(&self.shared.state);
         let _ = tokio::task::spawn_blocking(move || state.stop()).await;
     }
 
     fn group(&self, shard: u16) -> &Group<Shard> {
         &self.shards[usize::from(shard)]
     }
+}
+
+/// Who leads a shard, as it told the directory.
+fn leader_of(directory: &Directory, shard: u16) -> Option<u64> {
+    let leader = directory.leaders.get(&u64::from(shard))?;
+    directory.nodes.get(&leader.node).map(|node| node.facts.raft_id)
+}
+
+/// Members, and so many of the dead that a quorum is never made of fewer than three.
+fn counted(directory: &Directory) -> Vec<Node> {
+    let mut counted = directory.members();
+    let dead = directory.nodes.rows().filter(|(_, node)| node.status == NodeStatus::Dead);
+    let mut dead: Vec<Node> = dead.map(|(_, node)| Node::clone(node)).collect();
+    dead.sort_by_key(|node| std::cmp::Reverse(node.since));
+    let room = QUORUM_OF.saturating_sub(counted.len());
+    counted.extend(dead.into_iter().take(room));
+    counted.sort_by_key(|node| node.facts.id);
+    counted
 }
 
 impl Ledger for RaftLedger {
@@ -164,6 +370,10 @@ impl Ledger for RaftLedger {
 
     fn refresh_shard(&self, shard: u16) -> BoxFuture<'_, Result<(), ProposeError>> {
         self.group(shard).refresh().boxed()
+    }
+
+    fn has_shard(&self, shard: u16) -> bool {
+        self.group(shard).is_member()
     }
 
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>> {

@@ -10,7 +10,7 @@ use domain::{
 };
 use futures::{FutureExt as _, future::BoxFuture};
 
-use super::{builder::Builder, docker::DockerRuntime, process::ProcessRuntime};
+use super::{builder::Builder, carry::Carrier, docker::DockerRuntime, process::ProcessRuntime};
 
 /// The runtimes of this node behind one port.
 pub struct LocalRuntime {
@@ -20,12 +20,20 @@ pub struct LocalRuntime {
     pub builder: Arc<Builder>,
     /// Builds and runs containers.
     pub docker: Arc<DockerRuntime>,
+    /// Brings images from other nodes.
+    pub carrier: Carrier,
 }
 
 /// Nobody here can give an agent the graphics processors that it asks for.
 pub fn no_gpu() -> Failure {
     let message = "no node of this cloud has the GPU that resources.gpu asks for; leave it out";
     Failure::new("NO_CAPACITY", message)
+}
+
+/// The image was on nodes that do not answer.
+fn no_image() -> Failure {
+    let message = "no node that answers has the agent's image; redeploy it";
+    Failure::new("IMAGE_PULL_FAILED", message)
 }
 
 impl Runtime for LocalRuntime {
@@ -51,10 +59,20 @@ impl Runtime for LocalRuntime {
     }
 
     fn start(&self, request: StartRequest) -> BoxFuture<'_, Result<Started, Failure>> {
-        match request.provider {
-            Provider::Docker => self.docker.start(request).boxed(),
-            Provider::Process | Provider::Sandbox => self.process.start(request).boxed(),
+        async move {
+            if !self.carrier.hold(request.provider, &request.image).await {
+                return Err(no_image());
+            }
+            match request.provider {
+                Provider::Docker => self.docker.start(request).await,
+                Provider::Process | Provider::Sandbox => self.process.start(request).await,
+            }
         }
+        .boxed()
+    }
+
+    fn hold(&self, provider: Provider, image: Image) -> BoxFuture<'_, bool> {
+        async move { self.carrier.hold(provider, &image).await }.boxed()
     }
 
     fn forget_images(&self, agent: AgentId, kept: Vec<String>) -> BoxFuture<'_, ()> {

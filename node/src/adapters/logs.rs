@@ -53,13 +53,19 @@ pub struct SegmentLogs {
     open: Mutex<OpenLogs>,
     /// Counts uses, so that they have an order.
     uses: AtomicU64,
+    tag: u64,
 }
+
+/// Between two places of one node; below it is the node's number.
+const STEP: u64 = 2048;
 
 /// Open logs, each with its last use.
 type OpenLogs = HashMap<AgentId, (u64, Arc<Mutex<AgentLog>>)>;
 
 struct AgentLog {
     folder: PathBuf,
+    /// The node's part of every place.
+    tag: u64,
     /// First sequence and size of each segment, oldest first.
     segments: VecDeque<(u64, u64)>,
     file: Option<fs::File>,
@@ -74,11 +80,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SegmentLogs {
-    /// Below this folder.
-    pub fn open(folder: &Path, retention: Retention) -> io::Result<Self> {
+    /// Below this folder, for the node with this number.
+    pub fn open(folder: &Path, retention: Retention, node: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let (open, uses) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self { folder: folder.to_owned(), retention, open, uses })
+        Ok(Self { folder: folder.to_owned(), retention, open, uses, tag: node % STEP })
     }
 
     fn log(&self, agent: AgentId) -> Arc<Mutex<AgentLog>> {
@@ -88,7 +94,7 @@ impl SegmentLogs {
             close_some(&mut open);
         }
         let (used, log) = open.entry(agent).or_insert_with(|| {
-            let log = AgentLog::open(self.folder.join(agent.to_string()));
+            let log = AgentLog::open(self.folder.join(agent.to_string()), self.tag);
             (now, Arc::new(Mutex::new(log)))
         });
         *used = now;
@@ -104,7 +110,7 @@ impl SegmentLogs {
             match open {
                 Some(log) => lock(&log).prune(self.retention, now),
                 None => {
-                    let mut closed = AgentLog::closed(entry.path());
+                    let mut closed = AgentLog::closed(entry.path(), self.tag);
                     let _ = closed.list();
                     closed.prune(self.retention, now);
                 }
@@ -127,9 +133,10 @@ fn close_some(open: &mut OpenLogs) {
 }
 
 impl AgentLog {
-    fn closed(folder: PathBuf) -> Self {
+    fn closed(folder: PathBuf, tag: u64) -> Self {
         Self {
             folder,
+            tag,
             segments: VecDeque::new(),
             file: None,
             next: 1,
@@ -142,8 +149,8 @@ impl AgentLog {
         self.followers.as_ref().is_some_and(|followers| followers.receiver_count() > 0)
     }
 
-    fn open(folder: PathBuf) -> Self {
-        let mut log = Self::closed(folder);
+    fn open(folder: PathBuf, tag: u64) -> Self {
+        let mut log = Self::closed(folder, tag);
         if let Err(error) = log.recover() {
             tracing::warn!(%error, folder = %log.folder.display(), "a log could not be read");
         }
@@ -179,7 +186,7 @@ impl AgentLog {
             self.segments.pop_back();
             self.segments.push_back((sequence, good));
         }
-        self.next = lines.last().map_or(sequence, |line| line.sequence + 1);
+        self.next = lines.last().map_or(sequence, |line| line.sequence + STEP);
         let skip = lines.len().saturating_sub(RECENT_LINES);
         self.recent = lines.into_iter().skip(skip).collect();
         Ok(())
@@ -190,8 +197,10 @@ impl AgentLog {
     }
 
     fn append(&mut self, mut line: LogLine) -> io::Result<()> {
-        line.sequence = self.next;
-        self.next += 1;
+        // Places follow time, so that the logs of several nodes make one; the low bits are the node's.
+        let now = line.at.millis().saturating_mul(1000 * STEP) + self.tag;
+        line.sequence = self.next.max(now);
+        self.next = line.sequence + STEP;
         let bytes = codec::encode(&line);
         self.recent.push_back(line.clone());
         if self.recent.len() > RECENT_LINES {
@@ -204,7 +213,7 @@ impl AgentLog {
         let full = self.segments.back().is_none_or(|(_, size)| *size >= SEGMENT_BYTES);
         if full {
             fs::create_dir_all(&self.folder)?;
-            self.segments.push_back((self.next - 1, 0));
+            self.segments.push_back((self.next - STEP, 0));
             self.file = None;
         }
         let Some((first, size)) = self.segments.back().copied() else { return Ok(()) };
@@ -405,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn only_so_many_logs_are_open_and_a_followed_one_stays() {
         let folder = tempfile::tempdir().expect("a folder");
-        let logs = SegmentLogs::open(folder.path(), Retention::default()).expect("opens");
+        let logs = SegmentLogs::open(folder.path(), Retention::default(), 1).expect("opens");
         let mut followed = logs.follow(AgentId(1));
         for agent in 1..=u128::try_from(OPEN_MAX).expect("small") * 2 {
             logs.append(AgentId(agent), line(agent.to_string()));
@@ -426,12 +435,16 @@ mod tests {
     async fn a_torn_tail_is_cut_and_older_lines_are_read_from_disk() {
         let folder = tempfile::tempdir().expect("a folder");
         let agent = AgentId(7);
-        let open = || SegmentLogs::open(folder.path(), Retention::default()).expect("opens");
+        let open = || SegmentLogs::open(folder.path(), Retention::default(), 1).expect("opens");
         let logs = open();
         for n in 0..1000 {
             logs.append(agent, line(n.to_string()));
         }
-        let segment = folder.path().join(agent.to_string()).join(format!("{:020}.log", 1));
+        let from_start = LogQuery { limit: 9, from_start: true, ..LogQuery::default() };
+        let places: Vec<u64> =
+            logs.read(agent, from_start).await.0.iter().map(|line| line.sequence).collect();
+        assert!(places.windows(2).all(|two| two[1] == two[0] + STEP), "one node, one step");
+        let segment = folder.path().join(agent.to_string()).join(format!("{:020}.log", places[0]));
         let mut file = fs::OpenOptions::new().append(true).open(&segment).expect("is there");
         file.write_all(b"torn").expect("writes");
         let logs = {
@@ -442,7 +455,12 @@ mod tests {
         let last = LogQuery { limit: 3, ..LogQuery::default() };
         let (lines, more) = logs.read(agent, last).await;
         assert_eq!((messages(&lines), more), (vec!["998", "999", "after"], true));
-        let first = LogQuery { limit: 2, from_start: true, after: Some(9), ..LogQuery::default() };
+        let first = LogQuery {
+            limit: 2,
+            from_start: true,
+            after: places.last().copied(),
+            ..LogQuery::default()
+        };
         let (lines, more) = logs.read(agent, first).await;
         assert_eq!((messages(&lines), more), (vec!["9", "10"], true));
         let all = LogQuery { limit: 5000, ..LogQuery::default() };

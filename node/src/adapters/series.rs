@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(found.len(), 1 + 30, "one of five minutes, thirty of ten seconds");
         let restored = Meter::default();
         series.all_coarse().for_each(|(agent, bytes)| restored.restore_uptime(agent, &bytes));
-        assert_eq!(restored.uptime_percent(agent), 100.0);
+        assert_eq!(actors::meter::uptime_percent(restored.uptime(agent)), 100.0);
         series.prune(now.plus(COARSE_KEPT_FOR));
         assert!(series.range(agent, hours(48), now).is_empty());
     }

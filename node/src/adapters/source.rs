@@ -5,12 +5,12 @@ use std::{fs, io, path::Path, sync::Arc};
 use actors::ports::{Channel, LineSink};
 use domain::{agent::Source, deployment::Failure};
 
-use super::{archive, blobs::FolderBlobs, git::GitHost, recipe::build_failed};
+use super::{archive, copies::CopiedBlobs, git::GitHost, recipe::build_failed};
 
 /// Fetches sources.
 pub struct Fetcher {
     /// Uploads.
-    pub blobs: Arc<FolderBlobs>,
+    pub blobs: Arc<CopiedBlobs>,
     /// Repositories.
     pub git: GitHost,
 }
@@ -26,7 +26,12 @@ impl Fetcher {
         match source {
             Source::Upload { upload_id, sha256 } => {
                 log(Channel::Stdout, format!("unpacking {upload_id}"));
-                let (archive, target) = (self.blobs.path(sha256), folder.to_owned());
+                if !self.blobs.fetch(sha256).await {
+                    return Err(build_failed(
+                        "the uploaded archive is gone; upload it again".to_owned(),
+                    ));
+                }
+                let (archive, target) = (self.blobs.local.path(sha256), folder.to_owned());
                 let unpacked =
                     tokio::task::spawn_blocking(move || archive::unpack(&archive, &target)).await;
                 let unpacked = unpacked.map_err(|error| build_failed(error.to_string()))?;

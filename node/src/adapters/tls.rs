@@ -1,5 +1,5 @@
-//! Certificates. A first start makes a certificate authority of its own and a certificate for the
-//! names this node is reached by; both stay.
+//! The front door's certificate: for the names this node is reached by, signed by the cluster's
+//! authority at the first start.
 
 use std::{
     fs,
@@ -8,14 +8,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
+use rcgen::ExtendedKeyUsagePurpose;
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
+
+use super::authority::Authority;
 
 /// Where the certificate and its authority are.
 #[derive(Clone, Debug)]
@@ -27,8 +26,8 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Below `folder`; made if they are not there.
-    pub fn open(folder: &Path, names: &[String]) -> anyhow::Result<Self> {
+    /// Below `folder`; signed by the cluster's authority if they are not there.
+    pub fn open(folder: &Path, names: &[String], authority: &Authority) -> anyhow::Result<Self> {
         let this = Self {
             authority: folder.join("ca.pem"),
             certificate: folder.join("cert.pem"),
@@ -36,29 +35,17 @@ impl Certificates {
         };
         if !this.key.exists() {
             fs::create_dir_all(folder)?;
-            this.make(names).context("the certificate could not be made")?;
+            this.make(names, authority).context("the certificate could not be made")?;
         }
         Ok(this)
     }
 
-    fn make(&self, names: &[String]) -> anyhow::Result<()> {
-        let mut authority = CertificateParams::new(vec![])?;
-        authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        authority.distinguished_name.push(DnType::CommonName, "Roost development authority");
-        let authority_key = KeyPair::generate()?;
-        let authority_pem = authority.self_signed(&authority_key)?.pem();
-        let mut params = CertificateParams::new(names.to_vec())?;
-        params.distinguished_name.push(DnType::CommonName, "Roost node");
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate()?;
-        let certificate = params.signed_by(&key, &Issuer::new(authority, authority_key))?;
-        // The authority's key is not kept: nobody can sign with it later.
-        fs::write(&self.authority, &authority_pem)?;
-        fs::write(&self.certificate, certificate.pem() + &authority_pem)?;
-        crate::keys::write_secret(&self.key, key.serialize_pem().as_bytes())?;
+    fn make(&self, names: &[String], authority: &Authority) -> anyhow::Result<()> {
+        let uses = [ExtendedKeyUsagePurpose::ServerAuth];
+        let issued = authority.issue("Roost", names, &uses)?;
+        fs::write(&self.authority, &authority.pem)?;
+        fs::write(&self.certificate, issued.pem + &authority.pem)?;
+        crate::keys::write_secret(&self.key, issued.key_pem.as_bytes())?;
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Agent, Desired};
 use crate::{
     DeploymentId, InstanceId, Timestamp,
@@ -44,7 +46,7 @@ pub struct Timing {
 }
 
 /// What the node says of one of its instances.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seen {
     /// The process is on its way up.
     Starting,

@@ -1,6 +1,13 @@
-//! One Raft group: proposals in, answers out.
+//! One Raft group on this node: it proposes, answers its peers, and keeps its replicas as they should
+//! be while this node leads it.
 
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use actors::ports::{ProposeError, Replica};
 use bytes::Bytes;
@@ -9,23 +16,40 @@ use domain::{
     machine::{Answer, Entry, Machine},
 };
 use openraft::{
-    BasicNode, Config, Raft, ReadPolicy, SnapshotPolicy,
+    BasicNode, ChangeMembers, Config, Instant as _, Raft, ReadPolicy, SnapshotPolicy,
     async_runtime::watch::WatchReceiver as _,
-    errors::{ClientWriteError, LinearizableReadError, RaftError},
+    errors::{ClientWriteError, ForwardReason, ForwardToLeader},
     impls::ProgressResponder,
 };
+use tokio::time::Instant;
 
 use super::{
     fatal,
-    log::LogFile,
+    log::{GroupLog, LogFile},
     machine::{GroupMachine, Listener},
-    network::Alone,
+    members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
+    network::PeerNetwork,
     state::StateFile,
-    types::{Proposal, TypeConfig},
+    types::{LogId, Proposal, TypeConfig},
+};
+use crate::{
+    forward::{Forwarder, ProposeReply, ReadReply},
+    peer::client::PeerClient,
 };
 
 /// Entries after which a snapshot is due.
 const ENTRIES_PER_SNAPSHOT: u64 = 10_000;
+/// Bytes of log after which a snapshot is due.
+const BYTES_PER_SNAPSHOT: u64 = 16 * 1024 * 1024;
+/// How long a change of the replicas may take; a new one catches up in the background.
+const CHANGE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a replica that answered last counts as answering.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+/// Between hand-overs of a leadership that only serve its spreading.
+const TRANSFER_EVERY: Duration = Duration::from_secs(5);
+
+/// How long a hand-over may take.
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(1);
 
 /// The times a group goes by, in milliseconds; measured, see the README.
 #[derive(Clone, Copy, Debug)]
@@ -44,45 +68,81 @@ impl Default for Timeouts {
     }
 }
 
-/// The stores that all groups of a node share.
+/// What all groups of a node share.
 #[derive(Clone)]
-pub struct Stores {
+pub struct Shared {
+    /// This node's number.
+    pub node: u64,
     /// Logs.
     pub log: Arc<LogFile>,
     /// Tables.
     pub state: Arc<StateFile>,
+    /// The other nodes.
+    pub peers: Arc<PeerClient>,
+    /// Where snapshots arrive.
+    pub incoming: PathBuf,
+    /// Beats and elections.
+    pub timeouts: Timeouts,
+    /// How long a change may take before its outcome is called unknown.
+    pub deadline: Duration,
+}
+
+/// Names the leader of a group that this node is not part of.
+pub type LeaderHint = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// Why this node did not write an entry.
+#[derive(Debug)]
+pub enum NotWritten {
+    /// Another node leads, as far as this one knows. Nothing was appended.
+    Elsewhere(Option<u64>),
+    /// This node leads, in another term than was asked for.
+    NotOwner,
+    /// It leads and can't confirm it right now. Nothing was appended.
+    NotNow,
+    /// It may or may not come to pass.
+    Unknown,
 }
 
 /// One group on this node.
 pub struct Group<M: Machine> {
-    number: u16,
-    raft: Raft<TypeConfig, GroupMachine<M>>,
+    /// 0 is the directory; shard `n` is `n + 1`.
+    pub number: u16,
+    pub(super) raft: Raft<TypeConfig, GroupMachine<M>>,
     replica: Replica<M>,
-    deadline: Duration,
+    log: GroupLog,
+    pub(super) shared: Shared,
+    forwarder: Forwarder,
+    transferred: Mutex<Option<Instant>>,
 }
 
 impl<M: Machine> Group<M> {
-    /// Opens the group; a fresh one elects itself.
+    /// Opens the group. The node that founds a cluster is its first voter; any other waits until the
+    /// group's leader takes it in.
     pub async fn open(
         number: u16,
-        node: u64,
-        stores: &Stores,
-        timeouts: Timeouts,
-        deadline: Duration,
+        shared: &Shared,
+        founds: Option<&str>,
         listener: Listener<M::Event>,
+        hint: LeaderHint,
     ) -> io::Result<Self> {
-        let machine = GroupMachine::<M>::open(number, &stores.state, listener)?;
+        let machine = GroupMachine::<M>::open(number, &shared.state, listener)?;
         let replica = machine.replica();
-        let log = stores.log.group(number)?;
-        let config = config(number, timeouts).map_err(io::Error::other)?;
-        let raft = Raft::new(node, Arc::new(config), Alone, log, machine)
+        let log = shared.log.group(number)?;
+        let config = config(number, shared.timeouts).map_err(io::Error::other)?;
+        let network = PeerNetwork { peers: Arc::clone(&shared.peers), group: number };
+        let raft = Raft::new(shared.node, Arc::new(config), network, log.clone(), machine)
             .await
             .map_err(io::Error::other)?;
-        if !raft.is_initialized().await.map_err(io::Error::other)? {
-            let members = BTreeMap::from([(node, BasicNode::new(""))]);
+        if let Some(address) = founds
+            && !raft.is_initialized().await.map_err(io::Error::other)?
+        {
+            let members = BTreeMap::from([(shared.node, BasicNode::new(address))]);
             raft.initialize(members).await.map_err(io::Error::other)?;
         }
-        Ok(Self { number, raft, replica, deadline })
+        let forwarder =
+            Forwarder::new(number, shared.node, Arc::clone(&shared.peers), shared.deadline, hint);
+        let (shared, transferred) = (shared.clone(), Mutex::default());
+        Ok(Self { number, raft, replica, log, shared, forwarder, transferred })
     }
 
     /// The state, for readers.
@@ -90,73 +150,154 @@ impl<M: Machine> Group<M> {
         &self.replica
     }
 
-    /// Waits until the group has a leader, and tells which term it is in.
-    pub async fn leader_elected(&self, within: Duration) -> io::Result<u64> {
+    /// Waits until the group has a leader that this node knows.
+    pub async fn leader_elected(&self, within: Duration) -> io::Result<()> {
         let wait = self.raft.wait(Some(within));
-        wait.metrics(|m| m.current_leader.is_some(), "a leader").await.map_err(io::Error::other)?;
-        Ok(self.raft.metrics().borrow_watched().current_term)
+        let elected = wait.metrics(|m| m.current_leader.is_some(), "a leader").await;
+        elected.map(drop).map_err(io::Error::other)
     }
 
-    /// Agrees on an entry. With `term`, only if this node leads in that term.
+    /// Agrees on an entry, wherever the leader is. With `term`, only if this node leads in that term.
+    /// On return it is applied here, where this node has a replica.
     pub async fn propose(
         &self,
         entry: &Entry<M::Command>,
         term: Option<u64>,
     ) -> Result<Answer<M::Reply>, ProposeError> {
-        let proposal = Proposal(Bytes::from(codec::encode(entry)));
-        let written = tokio::time::timeout(self.deadline, self.write(proposal, term)).await;
-        let bytes = written.map_err(|_| ProposeError::Unknown)??;
+        let proposal = Bytes::from(codec::encode(entry));
+        let bytes = match term {
+            Some(term) => self.propose_here(proposal, term).await?,
+            None => self.forwarder.propose(self, proposal, entry.key.is_some()).await?,
+        };
         match codec::decode(&bytes) {
             Ok(answer) => Ok(answer),
             Err(error) => unreachable!("our own answer is not readable: {error}"),
         }
     }
 
-    async fn write(&self, proposal: Proposal, term: Option<u64>) -> Result<Bytes, ProposeError> {
-        let (responder, _committed, completed) = ProgressResponder::new();
-        let write = self.raft.write(proposal).responder(responder);
-        let write = match term {
-            Some(term) => {
-                let leader = self.raft.as_leader().map_err(|_| ProposeError::Unavailable)?;
-                if leader.term() != term {
+    async fn propose_here(&self, proposal: Bytes, term: u64) -> Result<Bytes, ProposeError> {
+        let until = Instant::now() + self.shared.deadline;
+        loop {
+            match self.write(proposal.clone(), Some(term), until).await {
+                Ok((_, bytes)) => return Ok(bytes),
+                Err(NotWritten::NotOwner | NotWritten::Elsewhere(_)) => {
                     return Err(ProposeError::Rejected(domain::Rejection::NotOwner));
                 }
-                write.with_leader(leader.to_committed_leader_id())
+                Err(NotWritten::NotNow) if Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Err(NotWritten::NotNow) => return Err(ProposeError::Unavailable),
+                Err(NotWritten::Unknown) => return Err(ProposeError::Unknown),
             }
-            None => write,
-        };
-        write.await.map_err(|error| self.stopped(&error))?;
-        match completed.await {
-            Ok(Ok(response)) => Ok(response.data.0),
-            // In these nothing was appended.
-            Ok(Err(ClientWriteError::ForwardToLeader(_))) => Err(ProposeError::Unavailable),
-            Ok(Err(_)) | Err(_) => Err(ProposeError::Unknown),
         }
     }
 
     /// Waits until the replica holds every change acknowledged before this call.
     pub async fn refresh(&self) -> Result<(), ProposeError> {
-        let read = self.raft.ensure_linearizable(ReadPolicy::ReadIndex);
-        match tokio::time::timeout(self.deadline, read).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(_)))) | Err(_) => {
-                Err(ProposeError::Unavailable)
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, group = self.number, "a read was not confirmed");
-                Err(ProposeError::Unavailable)
-            }
+        self.forwarder.refresh(self).await
+    }
+
+    /// Writes an entry if this node leads; gives its place in the log and the machine's answer.
+    pub(crate) async fn write(
+        &self,
+        proposal: Bytes,
+        term: Option<u64>,
+        until: Instant,
+    ) -> Result<(u64, Bytes), NotWritten> {
+        let written =
+            tokio::time::timeout_at(until, self.write_as_leader(Proposal(proposal), term));
+        written.await.unwrap_or(Err(NotWritten::Unknown))
+    }
+
+    async fn write_as_leader(
+        &self,
+        proposal: Proposal,
+        term: Option<u64>,
+    ) -> Result<(u64, Bytes), NotWritten> {
+        let leader = self.raft.as_leader().map_err(elsewhere)?;
+        if term.is_some_and(|term| leader.term() != term) {
+            return Err(NotWritten::NotOwner);
+        }
+        let (responder, _committed, completed) = ProgressResponder::new();
+        let write = self.raft.write(proposal).responder(responder);
+        let write = match term {
+            Some(_) => write.with_leader(leader.to_committed_leader_id()),
+            None => write,
+        };
+        write.await.map_err(|error| {
+            tracing::warn!(%error, group = self.number, "the group has stopped");
+            NotWritten::Unknown
+        })?;
+        match completed.await {
+            Ok(Ok(response)) => Ok((response.log_id.index, response.data.0)),
+            // In these nothing was appended.
+            Ok(Err(ClientWriteError::ForwardToLeader(forward))) => Err(elsewhere(forward)),
+            Ok(Err(_)) | Err(_) => Err(NotWritten::Unknown),
         }
     }
 
-    fn stopped(&self, error: &dyn std::fmt::Display) -> ProposeError {
-        tracing::warn!(%error, group = self.number, "the group has stopped");
-        ProposeError::Unknown
+    /// Up to where a linearizable read must wait, if this node leads.
+    pub(crate) async fn read_index(&self) -> Result<LogId, NotWritten> {
+        self.raft.as_leader().map_err(elsewhere)?;
+        let linearizer = self.raft.get_read_linearizer(ReadPolicy::ReadIndex).await;
+        match linearizer {
+            Ok(linearizer) => Ok(*linearizer.read_log_id().log_id()),
+            Err(error) => match error.into_api_error() {
+                Some(openraft::errors::LinearizableReadError::ForwardToLeader(forward)) => {
+                    Err(elsewhere(forward))
+                }
+                Some(openraft::errors::LinearizableReadError::QuorumNotEnough(_)) | None => {
+                    Err(NotWritten::NotNow)
+                }
+            },
+        }
+    }
+
+    /// Waits until an entry is applied here.
+    pub(crate) async fn applied(&self, index: u64, until: Instant) -> bool {
+        let reached = |applied: Option<u64>| applied.is_some_and(|applied| applied >= index);
+        if reached(self.applied_index()) {
+            return true;
+        }
+        let mut progress = self.raft.watch_apply_progress();
+        let arrives = async {
+            while !reached(self.applied_index()) {
+                if progress.changed().await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout_at(until, arrives).await.unwrap_or(false)
+    }
+
+    fn applied_index(&self) -> Option<u64> {
+        let progress = self.raft.watch_apply_progress();
+        let applied = progress.get();
+        applied.map(|id| id.index)
+    }
+
+    /// Whether this node has a replica of the group.
+    pub fn is_member(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let mut nodes = metrics.membership_config.membership().nodes();
+        nodes.any(|(id, _)| *id == self.shared.node)
+    }
+
+    /// The leader, as far as this node knows.
+    pub fn leader(&self) -> Option<u64> {
+        self.raft.metrics().borrow_watched().current_leader
     }
 
     /// Whether this node leads, and in which term.
     pub fn leading_term(&self) -> Option<u64> {
         self.raft.as_leader().ok().map(|leader| leader.term())
+    }
+
+    /// Hears of changes of leadership and membership from now on.
+    pub fn changes(&self) -> Changes {
+        Changes(self.raft.server_metrics())
     }
 
     /// Takes a snapshot if the log has grown enough, so that it can be purged. Ends the process if
@@ -168,16 +309,199 @@ impl<M: Machine> Group<M> {
         }
         let applied = metrics.last_applied.map_or(0, |id| id.index);
         let kept_from = metrics.snapshot.map_or(0, |id| id.index);
-        if applied.saturating_sub(kept_from) >= ENTRIES_PER_SNAPSHOT
-            && let Err(error) = self.raft.trigger().snapshot().await
-        {
+        let entries = applied.saturating_sub(kept_from);
+        let due = entries >= ENTRIES_PER_SNAPSHOT
+            || entries > 0 && self.log.grown_bytes() >= BYTES_PER_SNAPSHOT;
+        if due {
+            self.snapshot().await;
+        }
+    }
+
+    async fn snapshot(&self) {
+        self.log.forget_growth();
+        if let Err(error) = self.raft.trigger().snapshot().await {
             tracing::warn!(%error, group = self.number, "no snapshot");
+        }
+    }
+
+    /// Takes one step towards the replicas that the group should have, if this node leads it.
+    pub async fn reconcile(&self, wanted: &Wanted) {
+        let Some(present) = self.present() else { return };
+        let Some(step) = next_step(&present, wanted) else { return };
+        let changed = tokio::time::timeout(CHANGE_WITHIN, self.take(step.clone(), &present));
+        match changed.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::info!(%error, group = self.number, ?step, "replicas stay as they are");
+            }
+            Err(_) => tracing::info!(group = self.number, ?step, "replicas change slowly"),
+        }
+    }
+
+    async fn take(&self, step: Step, present: &Present) -> io::Result<()> {
+        if !matches!(step, Step::Transfer(_)) {
+            tracing::info!(group = self.number, ?step, "replicas are not yet as they should be");
+        }
+        match step {
+            Step::AddLearner(id) => {
+                let address = self.shared.peers.book().get(id).unwrap_or_default();
+                let added = self.raft.add_learner(id, BasicNode::new(address), false).await;
+                added.map(drop).map_err(io::Error::other)
+            }
+            Step::SetVoters(voters) => {
+                let set =
+                    self.raft.change_membership(ChangeMembers::ReplaceAllVoters(voters), true);
+                set.await.map(drop).map_err(io::Error::other)
+            }
+            Step::Drop(ids) => {
+                let change = ChangeMembers::RemoveNodes(ids);
+                self.raft.change_membership(change, true).await.map(drop).map_err(io::Error::other)
+            }
+            Step::Transfer(to) => self.hand_over(to, present).await,
+        }
+    }
+
+    /// Hands the leadership on, not too often: a group without a leader serves nobody.
+    async fn hand_over(&self, to: u64, present: &Present) -> io::Result<()> {
+        {
+            let mut last = self.transferred.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.is_some_and(|last| last.elapsed() < TRANSFER_EVERY) {
+                return Ok(());
+            }
+            *last = Some(Instant::now());
+        }
+        tracing::info!(group = self.number, to, from = present.me, "the leadership is handed over");
+        self.raft.trigger().transfer_leader(to).await.map_err(io::Error::other)
+    }
+
+    /// Hands the leadership to whoever can take it, and waits until that is done.
+    pub async fn hand_over_now(&self) {
+        let Some(present) = self.present() else { return };
+        let others = present.voters.iter().filter(|id| **id != present.me);
+        let near = others.filter_map(|id| Some((*present.behind.get(id)?, *id)));
+        let Some((_, heir)) = near.min().filter(|(behind, _)| *behind <= LEADS_WITHIN) else {
+            return;
+        };
+        if self.raft.trigger().transfer_leader(heir).await.is_err() {
+            return;
+        }
+        let until = Instant::now() + HANDED_OVER_WITHIN;
+        while self.leading_term().is_some() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// The replicas as the leader sees them; `None` if this node does not lead.
+    pub fn present(&self) -> Option<Present> {
+        self.raft.as_leader().ok()?;
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let config = metrics.membership_config.membership();
+        let voters: BTreeSet<u64> = config.voter_ids().collect();
+        let learners: BTreeSet<u64> = config.learner_ids().collect();
+        let is_joint = config.get_joint_config().len() > 1;
+        let committed = metrics.committed_membership_config.log_id();
+        let in_flux = is_joint || committed != metrics.membership_config.log_id();
+        let last = metrics.last_log_index.unwrap_or(0);
+        let answers =
+            |id: &u64| {
+                *id == self.shared.node
+                    || metrics.heartbeat.as_ref().and_then(|beats| beats.get(id)).is_some_and(
+                        |at| at.as_ref().is_some_and(|at| at.elapsed() < ANSWERED_WITHIN),
+                    )
+            };
+        let matched = metrics.replication.clone().unwrap_or_default();
+        let behind = matched
+            .into_iter()
+            .filter(|(id, _)| answers(id))
+            .map(|(id, at)| (id, last.saturating_sub(at.map_or(0, |at| at.index))))
+            .collect();
+        Some(Present { me: self.shared.node, voters, learners, in_flux, behind })
+    }
+
+    /// What the group looks like from here, for operators.
+    pub fn view(&self) -> View {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let config = metrics.membership_config.membership();
+        View {
+            leader: metrics.current_leader,
+            term: metrics.current_term,
+            voters: config.voter_ids().collect(),
+            learners: config.learner_ids().collect(),
+            last_index: metrics.last_log_index.unwrap_or(0),
+            applied_index: metrics.last_applied.map_or(0, |id| id.index),
+            behind: self.present().map(|present| present.behind).unwrap_or_default(),
+        }
+    }
+
+    /// An entry of another node that found this one to lead.
+    pub(crate) async fn answer_propose(&self, proposal: Bytes) -> ProposeReply {
+        let until = Instant::now() + self.shared.deadline;
+        match self.write(proposal, None, until).await {
+            Ok((index, answer)) => ProposeReply::Written { index, answer },
+            Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),
+            Err(NotWritten::NotNow | NotWritten::NotOwner) => ProposeReply::NotNow,
+            Err(NotWritten::Unknown) => ProposeReply::Unknown,
+        }
+    }
+
+    /// Up to where another node's read must wait.
+    pub(crate) async fn answer_read(&self) -> ReadReply {
+        match tokio::time::timeout(self.shared.deadline, self.read_index()).await {
+            Ok(Ok(id)) => ReadReply::At(id.index),
+            Ok(Err(NotWritten::Elsewhere(leader))) => ReadReply::Elsewhere(leader),
+            Ok(Err(_)) | Err(_) => ReadReply::NotNow,
         }
     }
 
     /// Ends the group's tasks.
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
+    }
+}
+
+/// Changes of leadership and membership.
+pub struct Changes(ServerMetrics);
+
+type ServerMetrics =
+    openraft::alias::WatchReceiverOf<TypeConfig, openraft::metrics::RaftServerMetrics<TypeConfig>>;
+
+impl Changes {
+    /// Returns when something may have changed since the last time.
+    pub async fn next(&mut self) {
+        // A group that ended is noticed by `tend`.
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// A group as one of its nodes sees it.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The leader.
+    pub leader: Option<u64>,
+    /// The term.
+    pub term: u64,
+    /// Those who vote.
+    pub voters: BTreeSet<u64>,
+    /// Those who listen.
+    pub learners: BTreeSet<u64>,
+    /// The last entry here.
+    pub last_index: u64,
+    /// The last applied entry here.
+    pub applied_index: u64,
+    /// On the leader: how many entries each replica lacks.
+    pub behind: BTreeMap<u64, u64>,
+}
+
+/// Where an entry should go instead.
+fn elsewhere(forward: ForwardToLeader<TypeConfig>) -> NotWritten {
+    match forward.reason {
+        // It leads, but a quorum has not answered lately: asking around would find nobody else.
+        ForwardReason::LeaseExpired => NotWritten::NotNow,
+        ForwardReason::NotLeader | ForwardReason::LeadershipTransfer => {
+            NotWritten::Elsewhere(forward.leader_id)
+        }
     }
 }
 
@@ -193,7 +517,7 @@ fn config(number: u16, timeouts: Timeouts) -> Result<Config, openraft::ConfigErr
         snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: 5000,
         purge_batch_size: 512,
-        install_snapshot_timeout: 60_000,
+        install_snapshot_timeout: 600_000,
         backoff: "50ms 100ms 200ms 300ms 500ms".to_owned(),
         ..Config::default()
     }

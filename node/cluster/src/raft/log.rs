@@ -241,6 +241,8 @@ struct Tail {
     committed: Option<LogId>,
     purged: Option<LogId>,
     last: Option<LogId>,
+    /// Bytes appended since somebody asked to forget.
+    grown: u64,
 }
 
 /// The log of one group.
@@ -254,6 +256,16 @@ pub struct GroupLog {
 impl GroupLog {
     fn tail(&self) -> MutexGuard<'_, Tail> {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes appended since [`GroupLog::forget_growth`].
+    pub fn grown_bytes(&self) -> u64 {
+        self.tail().grown
+    }
+
+    /// A snapshot is on its way: growth counts from here.
+    pub fn forget_growth(&self) {
+        self.tail().grown = 0;
     }
 
     /// What is on disk may leave memory; the newest stay for whoever applies or replicates them.
@@ -369,6 +381,7 @@ impl RaftLogStorage<TypeConfig> for GroupLog {
         let entries: Vec<Entry> = entries.into_iter().collect();
         {
             let mut tail = self.tail();
+            tail.grown += entries.iter().map(|entry| size(entry) as u64).sum::<u64>();
             tail.entries.extend(entries.iter().map(|entry| (entry.index(), entry.clone())));
             if let Some(last) = entries.last() {
                 tail.last = Some(last.log_id());

@@ -1,10 +1,13 @@
 //! Everything that knows openraft. A new release of it touches this folder alone.
 
+pub mod answer;
 pub mod disk;
 pub mod group;
 pub mod log;
 pub mod machine;
+pub mod members;
 pub mod network;
+pub mod received;
 pub mod state;
 pub mod types;
 

@@ -1,70 +1,189 @@
-//! How a group would reach its peers. A cluster of one has none: every address is unreachable, and
-//! a group that asked for one anyway is told so at once.
+//! How a group reaches its peers: small messages as one request each, snapshots as a stream.
 
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::Request;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use openraft::{
-    BasicNode, OptionalSend, RaftNetworkFactory, RaftNetworkV2,
-    errors::{RPCError, ReplicationClosed, StreamingError, Unreachable},
+    BasicNode, OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2,
+    errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable},
     network::RPCOption,
     raft::{
-        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
+        TransferLeaderResponse, VoteRequest, VoteResponse,
     },
 };
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     state::StateSnapshot,
-    types::{TypeConfig, Vote},
+    types::{SnapshotMeta, TypeConfig, Vote},
+};
+use crate::peer::{
+    Class,
+    client::{CallError, PeerClient},
 };
 
-/// A network without peers.
-#[derive(Clone, Copy, Default)]
-pub struct Alone;
+/// The least time that a peer gets for small messages: an append is answered after its fsync.
+const ANSWER_WITHIN: Duration = Duration::from_millis(75);
+/// How long a snapshot may take altogether.
+pub const SNAPSHOT_WITHIN: Duration = Duration::from_secs(600);
 
-fn unreachable() -> Unreachable<TypeConfig> {
-    Unreachable::new(&std::io::Error::other("this node has no peers"))
+/// What a snapshot's stream begins with.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub struct SnapshotHead {
+    /// In whose name it is sent.
+    pub vote: Vote,
+    /// What it holds.
+    pub meta: SnapshotMeta,
 }
 
-impl RaftNetworkFactory<TypeConfig> for Alone {
-    type Network = Self;
+/// Peers of one group, as this node reaches them.
+#[derive(Clone)]
+pub struct PeerNetwork {
+    /// The connections.
+    pub peers: Arc<PeerClient>,
+    /// The group.
+    pub group: u16,
+}
 
-    async fn new_client(&mut self, _: u64, _: &BasicNode) -> Self {
-        Self
+/// The way to one peer.
+pub struct Way {
+    network: PeerNetwork,
+    to: u64,
+    class: Class,
+}
+
+impl PeerNetwork {
+    fn way(&self, to: u64, node: &BasicNode, class: Class) -> Way {
+        self.peers.book().hint(to, &node.addr);
+        Way { network: self.clone(), to, class }
     }
 }
 
-impl RaftNetworkV2<TypeConfig> for Alone {
+impl RaftNetworkFactory<TypeConfig> for PeerNetwork {
+    type Network = Way;
+
+    async fn new_client(&mut self, to: u64, node: &BasicNode) -> Way {
+        self.way(to, node, Class::Log)
+    }
+
+    async fn new_heartbeat_client(&mut self, to: u64, node: &BasicNode) -> Way {
+        self.way(to, node, Class::Beats)
+    }
+
+    async fn new_snapshot_client(&mut self, to: u64, node: &BasicNode) -> Way {
+        self.way(to, node, Class::Bulk)
+    }
+}
+
+/// Frames between nodes of one release: compact, without names.
+pub fn pack<T: Serialize>(value: &T) -> Bytes {
+    Bytes::from(postcard::to_stdvec(value).expect("our own frames have only encodable fields"))
+}
+
+/// Reads what [`pack`] wrote.
+pub fn unpack<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
+    postcard::from_bytes(bytes)
+}
+
+impl Way {
+    async fn ask<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        class: Class,
+        verb: &str,
+        question: &Q,
+        within: Duration,
+    ) -> Result<A, RPCError<TypeConfig>> {
+        let path = format!("/raft/{}/{verb}", self.network.group);
+        let answer = self.network.peers.call(self.to, class, &path, pack(question), within).await;
+        let bytes = answer.map_err(|error| failed(&error))?;
+        unpack(&bytes).map_err(|error| NetworkError::new(&error).into())
+    }
+
+    fn late(&self, action: RPCTypes, timeout: Duration) -> Timeout<TypeConfig> {
+        Timeout { action, id: 0, target: self.to, timeout }
+    }
+}
+
+fn failed(error: &CallError) -> RPCError<TypeConfig> {
+    match error {
+        CallError::Broken(_) => NetworkError::new(error).into(),
+        CallError::Unreached(_) | CallError::Refused(_) | CallError::Said(_) => {
+            Unreachable::new(error).into()
+        }
+    }
+}
+
+impl RaftNetworkV2<TypeConfig> for Way {
     type SnapshotData = StateSnapshot;
 
     async fn append_entries(
         &mut self,
-        _: AppendEntriesRequest<TypeConfig>,
-        _: RPCOption,
+        request: AppendEntriesRequest<TypeConfig>,
+        option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RPCError<TypeConfig>> {
-        Err(unreachable().into())
+        let within = option.hard_ttl().max(ANSWER_WITHIN);
+        self.ask(self.class, "append", &request, within).await
     }
 
     async fn vote(
         &mut self,
-        _: VoteRequest<TypeConfig>,
-        _: RPCOption,
+        request: VoteRequest<TypeConfig>,
+        option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        Err(unreachable().into())
+        self.ask(Class::Beats, "vote", &request, option.hard_ttl()).await
     }
 
     async fn pre_vote(
         &mut self,
-        _: VoteRequest<TypeConfig>,
-        _: RPCOption,
+        request: VoteRequest<TypeConfig>,
+        option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RPCError<TypeConfig>> {
-        Err(unreachable().into())
+        self.ask(Class::Beats, "pre-vote", &request, option.hard_ttl()).await
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        request: TransferLeaderRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<TransferLeaderResponse<TypeConfig>, RPCError<TypeConfig>> {
+        self.ask(Class::Beats, "transfer", &request, option.hard_ttl()).await
     }
 
     async fn full_snapshot(
         &mut self,
-        _: Vote,
-        _: openraft::alias::SnapshotOf<TypeConfig, StateSnapshot>,
-        _: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        vote: Vote,
+        snapshot: openraft::alias::SnapshotOf<TypeConfig, StateSnapshot>,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
-        Err(unreachable().into())
+        let head = SnapshotHead { vote, meta: snapshot.meta };
+        let rows = snapshot.snapshot.stream(pack(&head));
+        let body = BodyExt::boxed(StreamBody::new(rows.map(|part| part.map(Frame::data))));
+        let path = format!("https://peer/raft/{}/snapshot", self.network.group);
+        let request = Request::post(path).body(body).expect("our own paths are paths");
+        let send = async {
+            let sent = self.network.peers.send(self.to, Class::Bulk, request).await;
+            let response = sent.map_err(|error| StreamingError::from(failed(&error)))?;
+            let status = response.status();
+            let body = response.into_body().collect().await;
+            let bytes = body.map_err(|error| NetworkError::new(&error))?.to_bytes();
+            if !status.is_success() {
+                let refused = CallError::Refused(status.as_u16());
+                return Err(StreamingError::from(Unreachable::new(&refused)));
+            }
+            unpack(&bytes).map_err(|error| NetworkError::new(&error).into())
+        };
+        tokio::select! {
+            sent = send => sent,
+            closed = cancel => Err(closed.into()),
+            () = tokio::time::sleep(SNAPSHOT_WITHIN) => {
+                Err(StreamingError::Timeout(self.late(RPCTypes::InstallSnapshot, SNAPSHOT_WITHIN)))
+            }
+        }
     }
 }

@@ -16,11 +16,12 @@ use domain::{
     codec,
     table::{Backing, Change, Order, RawRow},
 };
+use futures::Stream;
 use redb::{Database, ReadTransaction, ReadableDatabase as _, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    fatal,
+    fatal, received,
     types::{LogId, Membership},
 };
 
@@ -156,7 +157,7 @@ impl StateFile {
     /// What is durable of one group now.
     pub fn snapshot(self: &Arc<Self>, group: u16) -> io::Result<StateSnapshot> {
         let read = self.database.begin_read().map_err(io::Error::other)?;
-        Ok(StateSnapshot { group, read: Arc::new(read) })
+        Ok(StateSnapshot(Rows::Written { group, read: Arc::new(read) }))
     }
 
     /// Puts a snapshot in the place of all rows of `group`; `reload` runs before the next flush.
@@ -213,24 +214,36 @@ fn group_end(group: u16) -> Vec<u8> {
     end
 }
 
-/// The durable rows of one group at one moment.
+/// The rows of one group at one moment: read from this node's tables, or received from a peer.
 #[derive(Clone)]
-pub struct StateSnapshot {
-    group: u16,
-    read: Arc<ReadTransaction>,
+pub struct StateSnapshot(Rows);
+
+#[derive(Clone)]
+enum Rows {
+    Written { group: u16, read: Arc<ReadTransaction> },
+    Received(Arc<received::ReceivedRows>),
 }
 
 impl std::fmt::Debug for StateSnapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StateSnapshot(group {})", self.group)
+        match &self.0 {
+            Rows::Written { group, .. } => write!(f, "StateSnapshot(group {group})"),
+            Rows::Received(rows) => write!(f, "StateSnapshot(received, {} bytes)", rows.bytes()),
+        }
     }
 }
 
 impl StateSnapshot {
+    /// What a peer sent.
+    pub fn received(rows: received::ReceivedRows) -> Self {
+        Self(Rows::Received(Arc::new(rows)))
+    }
+
     /// How far the log was applied; `None` for a group that was never written.
     pub fn applied(&self) -> io::Result<Option<Applied>> {
-        let table = self.read.open_table(APPLIED).map_err(io::Error::other)?;
-        let row = table.get(self.group).map_err(io::Error::other)?;
+        let Rows::Written { group, read } = &self.0 else { return Ok(None) };
+        let table = read.open_table(APPLIED).map_err(io::Error::other)?;
+        let row = table.get(*group).map_err(io::Error::other)?;
         row.map(|bytes| codec::decode(bytes.value()).map_err(io::Error::other)).transpose()
     }
 
@@ -239,14 +252,26 @@ impl StateSnapshot {
         &self,
         mut visit: impl FnMut(u8, &[u8], &[u8]) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
-        let table = self.read.open_table(ROWS)?;
-        let (start, end) = (row_key(self.group, 0, &[]), group_end(self.group));
+        let (group, read) = match &self.0 {
+            Rows::Written { group, read } => (*group, read),
+            Rows::Received(rows) => return rows.rows(visit),
+        };
+        let table = read.open_table(ROWS)?;
+        let (start, end) = (row_key(group, 0, &[]), group_end(group));
         for row in table.range::<&[u8]>(start.as_slice()..end.as_slice())? {
             let (key, value) = row?;
             let key = key.value();
             visit(key[2], &key[3..], value.value())?;
         }
         Ok(())
+    }
+
+    /// The whole of it as bytes for a peer, behind a head.
+    pub fn stream(
+        &self,
+        head: bytes::Bytes,
+    ) -> impl Stream<Item = io::Result<bytes::Bytes>> + use<> {
+        received::stream(self.clone(), head)
     }
 }
 

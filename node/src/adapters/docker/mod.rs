@@ -4,6 +4,7 @@
 //! everybody else's alone. Containers outlive a crash of the node and are adopted; those that no
 //! instance row names are removed.
 
+mod carry;
 mod container;
 mod engine;
 mod image;

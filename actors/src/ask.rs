@@ -1,0 +1,271 @@
+//! What one node may ask of another, and how it answers. The certificate of the asking node was
+//! checked before; whatever starts, drains or ends an instance carries a claim besides, and one that
+//! is older than the newest known is refused.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use domain::{
+    AgentId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant, agent::plan::Seen,
+    codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    attempt::Held,
+    call::{JobFilter, JobsWanted, MetricsRange, Service},
+    instance::Ended,
+    meter::Totals,
+    ports::{LogLine, LogQuery, PeerError},
+    world::World,
+};
+
+/// How long a node may take for a question that needs no waiting.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// A question.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "fields are named after what they hold")]
+pub enum Ask {
+    /// Which life of yours is this?
+    Boot,
+    /// Start an instance that the directory has placed on you.
+    Start { claim: Claim, agent: AgentId, instance: InstanceId, adopt: bool },
+    /// Let it finish its calls, then end it.
+    Drain { claim: Claim, instance: InstanceId, timeout: Duration },
+    /// The ends of these are known; forget them.
+    Dismiss { claim: Claim, instances: Vec<InstanceId> },
+    /// What do you see of this agent's instances?
+    Observe { agent: AgentId },
+    /// An instance of this agent, which you own, has moved.
+    Touch { agent: AgentId },
+    /// Run an attempt of a job in an instance of yours.
+    BeginAttempt { claim: Claim, job: Box<Job>, instance: InstanceId },
+    /// How does the attempt end? Wait for it a while.
+    AwaitAttempt { job: JobId, epoch: u64, within: Duration },
+    /// The attempt is not wanted any more.
+    CancelAttempt { claim: Claim, job: JobId, epoch: u64, by_force: bool },
+    /// The end of the attempt is committed.
+    ForgetAttempt { job: JobId, epoch: u64 },
+    /// A job of a shard that you have.
+    Job { tenant: Tenant, id: JobId, wait: Option<Duration> },
+    /// Jobs of shards that you have.
+    Jobs {
+        shards: Vec<u16>,
+        tenant: Tenant,
+        filter: JobFilter,
+        from: Option<JobId>,
+        ascending: bool,
+        limit: usize,
+    },
+    /// Whether a key of a shard that you have was seen.
+    Seen { shard: u16, key: Keyed },
+    /// The blobs that a shard needs.
+    NeededBlobs { shard: u16 },
+    /// Lines of an agent's log that you have.
+    Logs { agent: AgentId, query: LogQuery },
+    /// What you counted of an agent.
+    Metrics { agent: AgentId, range: MetricsRange },
+    /// What you know of these agents beside the directory.
+    Figures { agents: Vec<AgentId> },
+}
+
+/// An answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Told {
+    /// It is done, or under way.
+    Done,
+    /// The claim is old.
+    NotOwner,
+    /// There is no such thing here.
+    Unknown,
+    /// Not now: there is no room.
+    Busy,
+    /// Which life this is.
+    Boot(String),
+    /// What is seen of instances.
+    Observed(Vec<Observed>),
+    /// Where an attempt is.
+    Attempt(Held),
+    /// A job.
+    Job(Result<Box<Job>, Rejection>),
+    /// Jobs.
+    Jobs(Vec<Job>),
+    /// Whether a key was seen.
+    Seen(bool),
+    /// Names of blobs.
+    Blobs(BTreeSet<String>),
+    /// Lines, and whether there are more.
+    Logs(Vec<LogLine>, bool),
+    /// Steps, as encoded buckets.
+    Metrics(Vec<(Timestamp, Bytes)>),
+    /// What is known of agents.
+    Figures(Vec<Figures>),
+}
+
+/// An instance as its node sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Observed {
+    /// Which one.
+    pub id: InstanceId,
+    /// Where it is.
+    pub seen: Seen,
+    /// The layers of isolation that hold for it.
+    pub isolation: Vec<String>,
+    /// How it ended, if it did.
+    pub ended: Ended,
+}
+
+/// A ready instance as its node sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pulse {
+    /// Which one.
+    pub instance: InstanceId,
+    /// Whether its last health check went well.
+    pub healthy: bool,
+    /// When it last answered one.
+    pub last_check: Timestamp,
+    /// Calls in it.
+    pub in_flight: u32,
+}
+
+/// What one node knows of an agent beside the directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// The agent.
+    pub agent: AgentId,
+    /// Calls of the last 24 hours that came in over this node.
+    pub totals: Totals,
+    /// Time that it was meant to serve and time that it did, in milliseconds, as its owners saw it.
+    pub uptime: (u64, u64),
+    /// Its ready instances here.
+    pub pulses: Vec<Pulse>,
+    /// Calls that wait here for a slot.
+    pub waiting: usize,
+}
+
+impl World {
+    /// Asks a node, be it this one.
+    pub async fn ask_node(
+        self: &Arc<Self>,
+        node: NodeId,
+        ask: Ask,
+        within: Duration,
+    ) -> Result<Told, PeerError> {
+        if node == self.node_id {
+            return Ok(self.answer(ask).await);
+        }
+        let question = Bytes::from(codec::encode(&ask));
+        let answer = self.ports.peers.ask(node, question, within).await?;
+        codec::decode(&answer).map_err(|error| PeerError::Broken(error.to_string()))
+    }
+
+    /// Answers another node; the bytes of its question may be anything.
+    pub async fn answer_bytes(self: &Arc<Self>, question: &[u8]) -> Option<Bytes> {
+        let ask: Ask = codec::decode(question).ok()?;
+        Some(Bytes::from(codec::encode(&self.answer(ask).await)))
+    }
+
+    async fn answer(self: &Arc<Self>, ask: Ask) -> Told {
+        match ask {
+            Ask::Boot => Told::Boot(self.boot.clone()),
+            Ask::Start { claim, .. }
+            | Ask::Drain { claim, .. }
+            | Ask::Dismiss { claim, .. }
+            | Ask::BeginAttempt { claim, .. }
+            | Ask::CancelAttempt { claim, .. }
+                if !self.is_current(claim) =>
+            {
+                Told::NotOwner
+            }
+            Ask::Start { agent, instance, adopt, .. } => self.start(agent, instance, adopt).await,
+            Ask::Drain { instance, timeout, .. } => self.drain(instance, timeout),
+            Ask::Dismiss { instances, .. } => {
+                instances.into_iter().for_each(|id| drop(self.watch.instances.remove(id)));
+                Told::Done
+            }
+            Ask::Observe { agent } => Told::Observed(self.watch.instances.observed(agent)),
+            Ask::Touch { agent } => {
+                self.watch.touch_agent(agent);
+                Told::Done
+            }
+            Ask::BeginAttempt { job, instance, .. } => self.begin_attempt(*job, instance),
+            Ask::AwaitAttempt { job, epoch, within } => {
+                Told::Attempt(self.attempts.wait(job, epoch, within).await)
+            }
+            Ask::CancelAttempt { job, epoch, by_force, .. } => {
+                self.attempts.cancel(job, epoch, by_force);
+                Told::Done
+            }
+            Ask::ForgetAttempt { job, epoch } => {
+                self.attempts.forget(job, epoch);
+                Told::Done
+            }
+            reading @ (Ask::Job { .. }
+            | Ask::Jobs { .. }
+            | Ask::Seen { .. }
+            | Ask::NeededBlobs { .. }
+            | Ask::Logs { .. }
+            | Ask::Metrics { .. }
+            | Ask::Figures { .. }) => self.answer_reader(reading).await,
+        }
+    }
+
+    /// Questions that change nothing.
+    async fn answer_reader(self: &Arc<Self>, ask: Ask) -> Told {
+        let service = Service { world: Arc::clone(self) };
+        match ask {
+            Ask::Job { tenant, id, wait } => match service.job_here(tenant, id, wait).await {
+                Ok(job) => Told::Job(Ok(Box::new(Job::clone(&job)))),
+                Err(crate::call::ServiceError::Rejected(reason)) => Told::Job(Err(reason)),
+                Err(_) => Told::Busy,
+            },
+            Ask::Jobs { shards, tenant, filter, from, ascending, limit } => {
+                let order = if ascending { Order::Ascending } else { Order::Descending };
+                let wanted = JobsWanted { tenant, filter, from, order, limit };
+                match service.jobs_here(shards, wanted).await {
+                    Ok(jobs) => Told::Jobs(jobs.iter().map(|job| Job::clone(job)).collect()),
+                    Err(_) => Told::Busy,
+                }
+            }
+            Ask::Seen { shard, key } => match service.was_seen_here(shard, &key).await {
+                Ok(seen) => Told::Seen(seen),
+                Err(_) => Told::Busy,
+            },
+            Ask::NeededBlobs { shard } => {
+                self.needed_blobs_of(shard).await.map_or(Told::Busy, Told::Blobs)
+            }
+            Ask::Logs { agent, query } => {
+                let (lines, more) = self.ports.logs.read(agent, query).await;
+                Told::Logs(lines, more)
+            }
+            Ask::Metrics { agent, range } => {
+                Told::Metrics(service.metrics_here(agent, range).await)
+            }
+            Ask::Figures { agents } => {
+                Told::Figures(agents.into_iter().map(|agent| self.figures_here(agent)).collect())
+            }
+            Ask::Boot
+            | Ask::Start { .. }
+            | Ask::Drain { .. }
+            | Ask::Dismiss { .. }
+            | Ask::Observe { .. }
+            | Ask::Touch { .. }
+            | Ask::BeginAttempt { .. }
+            | Ask::AwaitAttempt { .. }
+            | Ask::CancelAttempt { .. }
+            | Ask::ForgetAttempt { .. } => Told::Unknown,
+        }
+    }
+
+    /// What this node knows of an agent.
+    pub fn figures_here(&self, agent: AgentId) -> Figures {
+        Figures {
+            agent,
+            totals: self.meter.totals(agent, self.now()),
+            uptime: self.meter.uptime(agent),
+            pulses: self.routes.pulses(agent),
+            waiting: self.routes.waiting(agent),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Finds the leader of a group and does there what only a leader can do: agree on an entry, and say
+//! up to where a read must wait. It keeps trying through an election until the caller's time is up,
+//! so nobody outside ever hears "not leader".
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use actors::ports::ProposeError;
+use bytes::Bytes;
+use domain::machine::Machine;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::oneshot, time::Instant};
+
+use crate::{
+    peer::{
+        Class,
+        client::{CallError, PeerClient},
+    },
+    raft::{
+        group::{Group, LeaderHint, NotWritten},
+        network::unpack,
+    },
+};
+
+/// Pause before the next look for a leader.
+const LOOK_AGAIN: Duration = Duration::from_millis(15);
+/// How long a leader may take to confirm that it still leads, before somebody else is asked.
+const READ_ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// What became of an entry that was sent to another node.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ProposeReply {
+    /// It is agreed and applied there.
+    Written {
+        /// Its place in the log.
+        index: u64,
+        /// The machine's answer.
+        answer: Bytes,
+    },
+    /// Another node leads. Nothing was appended.
+    Elsewhere(Option<u64>),
+    /// It leads and can't confirm it right now. Nothing was appended.
+    NotNow,
+    /// It may or may not come to pass.
+    Unknown,
+}
+
+/// Up to where a read must wait.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ReadReply {
+    /// Up to this entry.
+    At(u64),
+    /// Another node leads.
+    Elsewhere(Option<u64>),
+    /// It leads and can't confirm it right now.
+    NotNow,
+}
+
+/// What it takes to write where the leader is.
+pub struct Forwarder {
+    group: u16,
+    me: u64,
+    peers: Arc<PeerClient>,
+    deadline: Duration,
+    hint: LeaderHint,
+    gate: Mutex<Gate>,
+}
+
+/// Reads that came while one was on its way share the next one.
+#[derive(Default)]
+struct Gate {
+    is_open: bool,
+    waiting: VecDeque<oneshot::Sender<Turn>>,
+}
+
+impl Forwarder {
+    /// For one group.
+    pub fn new(
+        group: u16,
+        me: u64,
+        peers: Arc<PeerClient>,
+        deadline: Duration,
+        hint: LeaderHint,
+    ) -> Self {
+        Self { group, me, peers, deadline, hint, gate: Mutex::default() }
+    }
+
+    fn leader<M: Machine>(&self, group: &Group<M>, told: Option<u64>) -> Option<u64> {
+        told.or_else(|| group.leader()).or_else(|| (self.hint)())
+    }
+
+    /// Agrees on an entry. One that may be repeated is, when its outcome is unknown.
+    pub async fn propose<M: Machine>(
+        &self,
+        group: &Group<M>,
+        proposal: Bytes,
+        may_repeat: bool,
+    ) -> Result<Bytes, ProposeError> {
+        let until = Instant::now() + self.deadline;
+        let (mut told, mut was_unknown) = (None, false);
+        while Instant::now() < until {
+            let outcome = match self.leader(group, told.take()) {
+                Some(leader) if leader != self.me => {
+                    self.propose_there(leader, proposal.clone(), until).await
+                }
+                _ => here(group.write(proposal.clone(), None, until).await),
+            };
+            match outcome {
+                ProposeReply::Written { index, answer } => {
+                    if group.is_member() {
+                        group.applied(index, until).await;
+                    }
+                    return Ok(answer);
+                }
+                ProposeReply::Elsewhere(Some(leader)) if leader != self.me => told = Some(leader),
+                ProposeReply::Elsewhere(_) | ProposeReply::NotNow => {}
+                ProposeReply::Unknown if may_repeat => was_unknown = true,
+                ProposeReply::Unknown => return Err(ProposeError::Unknown),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Err(if was_unknown { ProposeError::Unknown } else { ProposeError::Unavailable })
+    }
+
+    async fn propose_there(&self, leader: u64, proposal: Bytes, until: Instant) -> ProposeReply {
+        let path = format!("/propose/{}", self.group);
+        let within = until.saturating_duration_since(Instant::now());
+        match self.peers.call(leader, Class::Log, &path, proposal, within).await {
+            Ok(bytes) => unpack(&bytes).unwrap_or(ProposeReply::Unknown),
+            // It never got there.
+            Err(CallError::Unreached(_) | CallError::Refused(_) | CallError::Said(_)) => {
+                ProposeReply::NotNow
+            }
+            Err(CallError::Broken(_)) => ProposeReply::Unknown,
+        }
+    }
+
+    /// Waits until this node's replica holds every change acknowledged before this call.
+    pub async fn refresh<M: Machine>(&self, group: &Group<M>) -> Result<(), ProposeError> {
+        let until = Instant::now() + self.deadline;
+        let index = match group.leading_term() {
+            Some(_) => self.read_index(group, until).await?,
+            None => self.shared_read_index(group, until).await?,
+        };
+        match group.applied(index, until).await {
+            true => Ok(()),
+            false => Err(ProposeError::Unavailable),
+        }
+    }
+
+    async fn read_index<M: Machine>(
+        &self,
+        group: &Group<M>,
+        until: Instant,
+    ) -> Result<u64, ProposeError> {
+        let mut told = None;
+        while Instant::now() < until {
+            let answer = match self.leader(group, told.take()) {
+                Some(leader) if leader != self.me => self.read_there(leader).await,
+                _ => match tokio::time::timeout(READ_ANSWER_WITHIN, group.read_index()).await {
+                    Ok(Ok(id)) => ReadReply::At(id.index),
+                    Ok(Err(NotWritten::Elsewhere(leader))) => ReadReply::Elsewhere(leader),
+                    Ok(Err(_)) | Err(_) => ReadReply::NotNow,
+                },
+            };
+            match answer {
+                ReadReply::At(index) => return Ok(index),
+                ReadReply::Elsewhere(Some(leader)) if leader != self.me => told = Some(leader),
+                ReadReply::Elsewhere(_) | ReadReply::NotNow => {}
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Err(ProposeError::Unavailable)
+    }
+
+    async fn read_there(&self, leader: u64) -> ReadReply {
+        let path = format!("/read/{}", self.group);
+        let answer =
+            self.peers.call(leader, Class::Beats, &path, Bytes::new(), READ_ANSWER_WITHIN).await;
+        answer.ok().and_then(|bytes| unpack(&bytes).ok()).unwrap_or(ReadReply::NotNow)
+    }
+
+    /// One question to the leader answers all who asked before it was sent. Whoever comes while a
+    /// question is out waits for the next one, which the first of those asks.
+    async fn shared_read_index<M: Machine>(
+        &self,
+        group: &Group<M>,
+        until: Instant,
+    ) -> Result<u64, ProposeError> {
+        let (sender, receiver) = oneshot::channel();
+        let mut ticket = Ticket { forwarder: self, receiver };
+        let asks = {
+            let mut gate = self.gate();
+            let asks = !std::mem::replace(&mut gate.is_open, true);
+            if !asks {
+                gate.waiting.push_back(sender);
+            }
+            asks
+        };
+        if asks {
+            return self.ask_for_all(group, until).await;
+        }
+        match tokio::time::timeout_at(until, &mut ticket.receiver).await {
+            Ok(Ok(Turn::Answer(answer))) => answer,
+            Ok(Ok(Turn::Ask)) => self.ask_for_all(group, until).await,
+            Ok(Err(_)) | Err(_) => Err(ProposeError::Unavailable),
+        }
+    }
+
+    async fn ask_for_all<M: Machine>(
+        &self,
+        group: &Group<M>,
+        until: Instant,
+    ) -> Result<u64, ProposeError> {
+        let _passes = PassesOn(self);
+        let asking = std::mem::take(&mut self.gate().waiting);
+        let answer = self.read_index(group, until).await;
+        for one in asking {
+            let _ = one.send(Turn::Answer(answer.clone()));
+        }
+        answer
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next one in line asks; without one the gate closes.
+    fn pass_on(&self) {
+        let mut gate = self.gate();
+        while let Some(next) = gate.waiting.pop_front() {
+            if next.send(Turn::Ask).is_ok() {
+                return;
+            }
+        }
+        gate.is_open = false;
+    }
+}
+
+/// What somebody in line hears.
+enum Turn {
+    /// The answer to a question that was asked after it came.
+    Answer(Result<u64, ProposeError>),
+    /// It is to ask.
+    Ask,
+}
+
+/// A place in line; whoever leaves it when it was just called lets the next one ask.
+struct Ticket<'f> {
+    forwarder: &'f Forwarder,
+    receiver: oneshot::Receiver<Turn>,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        if matches!(self.receiver.try_recv(), Ok(Turn::Ask)) {
+            self.forwarder.pass_on();
+        }
+    }
+}
+
+/// Whoever asked is done, however that came.
+struct PassesOn<'f>(&'f Forwarder);
+
+impl Drop for PassesOn<'_> {
+    fn drop(&mut self) {
+        self.0.pass_on();
+    }
+}
+
+fn here(written: Result<(u64, Bytes), NotWritten>) -> ProposeReply {
+    match written {
+        Ok((index, answer)) => ProposeReply::Written { index, answer },
+        Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),
+        Err(NotWritten::NotNow | NotWritten::NotOwner) => ProposeReply::NotNow,
+        Err(NotWritten::Unknown) => ProposeReply::Unknown,
+    }
+}

@@ -1,0 +1,148 @@
+//! Answers other nodes. Whoever has no certificate gets the path of joining and nothing else.
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Request, Response, StatusCode};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::{ServerConfig, pki_types::CertificateDer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{PeerBody, client::FROM, tls::belongs_to, whole};
+
+/// Connections of peers at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long a handshake may take.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Requests at once on one connection.
+const STREAMS_MAX: u32 = 4096;
+/// Where a token is redeemed.
+pub const JOIN_PATH: &str = "/join";
+/// Pause after an accept error, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What answers.
+pub trait Answerer: Send + Sync + 'static {
+    /// Whether the node with this number still belongs to the cluster.
+    fn belongs(&self, raft_id: u64) -> bool;
+    /// A request of another node.
+    fn answer(
+        self: Arc<Self>,
+        from: u64,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<PeerBody>>;
+    /// A request of a stranger that would join.
+    fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>>;
+}
+
+/// An answer without a body.
+pub fn status(status: StatusCode) -> Response<PeerBody> {
+    let mut response = Response::new(whole(Bytes::new()));
+    *response.status_mut() = status;
+    response
+}
+
+/// Takes connections until told to stop.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    answerer: Arc<dyn Answerer>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let acceptor = TlsAcceptor::from(tls);
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let (acceptor, answerer, mut stop) =
+            (acceptor.clone(), Arc::clone(&answerer), stop.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            tokio::select! {
+                ended = connection(stream, acceptor, answerer) => if let Err(error) = ended {
+                    tracing::debug!(%error, "a peer's connection ended");
+                },
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        });
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    answerer: Arc<dyn Answerer>,
+) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let stream = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await??;
+    let certificates = stream.get_ref().1.peer_certificates();
+    let certificate =
+        certificates.and_then(|chain| chain.first()).map(|one| one.clone().into_owned());
+    let visitor = Arc::new(Visitor { certificate, known: OnceLock::new(), answerer });
+    let service = service_fn(move |request| {
+        let visitor = Arc::clone(&visitor);
+        async move { Ok::<_, std::convert::Infallible>(visitor.answer(request).await) }
+    });
+    http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .initial_connection_window_size(8 * 1024 * 1024)
+        .initial_stream_window_size(2 * 1024 * 1024)
+        .max_frame_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .map_err(io::Error::other)
+}
+
+/// Whoever is at the other end.
+struct Visitor {
+    certificate: Option<CertificateDer<'static>>,
+    /// The number that its certificate was found to be for.
+    known: OnceLock<u64>,
+    answerer: Arc<dyn Answerer>,
+}
+
+impl Visitor {
+    async fn answer(&self, request: Request<Incoming>) -> Response<PeerBody> {
+        let answerer = Arc::clone(&self.answerer);
+        if request.uri().path() == JOIN_PATH {
+            return answerer.join(request).await;
+        }
+        match self.node(&request) {
+            Some(from) => answerer.answer(from, request).await,
+            None => status(StatusCode::UNAUTHORIZED),
+        }
+    }
+
+    /// The node that its certificate says it is.
+    fn node(&self, request: &Request<Incoming>) -> Option<u64> {
+        let certificate = self.certificate.as_ref()?;
+        let from: u64 = request.headers().get(FROM)?.to_str().ok()?.parse().ok()?;
+        if self.known.get() != Some(&from) {
+            if !belongs_to(certificate, from) {
+                return None;
+            }
+            let _ = self.known.set(from);
+        }
+        self.answerer.belongs(from).then_some(from)
+    }
+}

@@ -1,0 +1,88 @@
+//! What a group answers its peers.
+
+use std::{io, sync::Arc};
+
+use bytes::Bytes;
+use domain::machine::Machine;
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
+use http::StatusCode;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use openraft::storage::Snapshot;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    group::Group,
+    network::{SnapshotHead, pack, unpack},
+    received,
+    state::StateSnapshot,
+};
+
+/// An answer, or the status that says why not.
+pub type Answered = Result<Bytes, StatusCode>;
+
+/// A group, whichever machine it is for.
+pub trait AnyGroup: Send + Sync {
+    /// A message of Raft.
+    fn message(self: Arc<Self>, verb: String, body: Bytes) -> BoxFuture<'static, Answered>;
+    /// A snapshot.
+    fn install(self: Arc<Self>, body: Incoming) -> BoxFuture<'static, Answered>;
+    /// An entry to agree on.
+    fn entry(self: Arc<Self>, entry: Bytes) -> BoxFuture<'static, Answered>;
+    /// Up to where a read must wait.
+    fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered>;
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, StatusCode> {
+    unpack(body).map_err(|_| StatusCode::BAD_REQUEST)
+}
+
+fn said<T: Serialize, E: std::fmt::Display>(answer: Result<T, E>) -> Answered {
+    match answer {
+        Ok(answer) => Ok(pack(&answer)),
+        Err(error) => {
+            tracing::debug!(%error, "a message of a peer could not be answered");
+            Err(StatusCode::SERVICE_UNAVAILABLE)
+        }
+    }
+}
+
+impl<M: Machine> AnyGroup for Group<M> {
+    fn message(self: Arc<Self>, verb: String, body: Bytes) -> BoxFuture<'static, Answered> {
+        async move {
+            match verb.as_str() {
+                "append" => said(self.raft.append_entries(read(&body)?).await),
+                "vote" => said(self.raft.vote(read(&body)?).await),
+                "pre-vote" => said(self.raft.pre_vote(read(&body)?).await),
+                "transfer" => said(self.raft.handle_transfer_leader(read(&body)?).await),
+                _ => Err(StatusCode::NOT_FOUND),
+            }
+        }
+        .boxed()
+    }
+
+    fn install(self: Arc<Self>, body: Incoming) -> BoxFuture<'static, Answered> {
+        async move {
+            let parts = body.into_data_stream();
+            let parts = parts.map(|part| part.map_err(io::Error::other)).boxed();
+            let received = received::receive(&self.shared.incoming, parts).await;
+            let (head, rows) = received.map_err(|error| {
+                tracing::warn!(%error, group = self.number, "a snapshot did not arrive");
+                StatusCode::BAD_REQUEST
+            })?;
+            let SnapshotHead { vote, meta } = read(&head)?;
+            tracing::info!(group = self.number, bytes = rows.bytes(), "a snapshot has arrived");
+            let snapshot = Snapshot { meta, snapshot: StateSnapshot::received(rows) };
+            said(self.raft.install_full_snapshot(vote, snapshot).await)
+        }
+        .boxed()
+    }
+
+    fn entry(self: Arc<Self>, entry: Bytes) -> BoxFuture<'static, Answered> {
+        async move { Ok(pack(&self.answer_propose(entry).await)) }.boxed()
+    }
+
+    fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered> {
+        async move { Ok(pack(&self.answer_read().await)) }.boxed()
+    }
+}

@@ -1,0 +1,172 @@
+//! A snapshot on its way between nodes: a head, then every row, then the checksum of all of it. What
+//! arrives is kept in a file until it is installed, so a large state needs little memory.
+
+use std::{
+    fs,
+    io::{self, BufReader, Read as _},
+    path::{Path, PathBuf},
+};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures::{Stream, StreamExt as _, stream};
+use tokio::{io::AsyncWriteExt as _, sync::mpsc};
+
+use super::state::StateSnapshot;
+
+/// Bytes that are sent in one piece.
+const PIECE_BYTES: usize = 256 * 1024;
+/// Pieces that wait for a slow peer.
+const PIECES_WAITING: usize = 4;
+/// Longest head.
+const HEAD_BYTES_MAX: usize = 1024 * 1024;
+/// Longest key or row that is believed.
+const ROW_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Marks the end of the rows; no table has this number.
+const END: u8 = u8::MAX;
+
+/// Rows that a peer sent, in a file that goes with this value.
+pub struct ReceivedRows {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Drop for ReceivedRows {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A snapshot's bytes.
+pub fn stream(
+    snapshot: StateSnapshot,
+    head: Bytes,
+) -> impl Stream<Item = io::Result<Bytes>> + use<> {
+    let (sender, mut receiver) = mpsc::channel(PIECES_WAITING);
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = send(&snapshot, &head, &sender) {
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    stream::poll_fn(move |cx| receiver.poll_recv(cx))
+}
+
+fn send(
+    snapshot: &StateSnapshot,
+    head: &Bytes,
+    sender: &mpsc::Sender<io::Result<Bytes>>,
+) -> io::Result<()> {
+    let mut piece = BytesMut::with_capacity(PIECE_BYTES * 2);
+    let mut sum = 0;
+    piece.put_u32(u32::try_from(head.len()).map_err(io::Error::other)?);
+    piece.extend_from_slice(head);
+    let gone = || redb::Error::Io(io::Error::other("the peer is gone"));
+    let mut flush = |piece: &mut BytesMut| {
+        let bytes = piece.split().freeze();
+        sum = crc32c::crc32c_append(sum, &bytes);
+        sender.blocking_send(Ok(bytes)).map(|()| sum)
+    };
+    flush(&mut piece).map_err(|_| io::Error::other(gone()))?;
+    let sent = snapshot.rows(|table, key, row| {
+        piece.put_u8(table);
+        piece.put_u32(u32::try_from(key.len()).unwrap_or(u32::MAX));
+        piece.put_u32(u32::try_from(row.len()).unwrap_or(u32::MAX));
+        piece.extend_from_slice(key);
+        piece.extend_from_slice(row);
+        if piece.len() >= PIECE_BYTES {
+            flush(&mut piece).map_err(|_| gone())?;
+        }
+        Ok(())
+    });
+    sent.map_err(io::Error::other)?;
+    piece.put_u8(END);
+    let sum = flush(&mut piece).map_err(|_| io::Error::other(gone()))?;
+    let end = Bytes::copy_from_slice(&sum.to_be_bytes());
+    sender.blocking_send(Ok(end)).map_err(|_| io::Error::other(gone()))
+}
+
+/// Takes a peer's snapshot: its head, and its rows in a file of `folder`.
+pub async fn receive(
+    folder: &Path,
+    mut bytes: impl Stream<Item = io::Result<Bytes>> + Unpin,
+) -> io::Result<(Bytes, ReceivedRows)> {
+    fs::create_dir_all(folder)?;
+    let path = folder.join(format!("{:016x}", rand::random::<u64>()));
+    let mut rows = ReceivedRows { path: path.clone(), bytes: 0 };
+    let mut file = tokio::fs::File::create(&path).await?;
+    let mut start = BytesMut::new();
+    let head = loop {
+        if let Some(head) = head(&mut start)? {
+            break head;
+        }
+        start.extend_from_slice(&bytes.next().await.ok_or(io::ErrorKind::UnexpectedEof)??);
+    };
+    let mut sum = crc32c::crc32c(&u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes());
+    sum = crc32c::crc32c_append(sum, &head);
+    // The last four bytes are the sum itself; until more follows, they may be the last.
+    let mut held = start;
+    loop {
+        let ready = held.len().saturating_sub(4);
+        let part = held.split_to(ready);
+        sum = crc32c::crc32c_append(sum, &part);
+        rows.bytes += part.len() as u64;
+        file.write_all(&part).await?;
+        match bytes.next().await {
+            Some(more) => held.extend_from_slice(&more?),
+            None => break,
+        }
+    }
+    file.flush().await?;
+    if held.as_ref() != sum.to_be_bytes() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the snapshot is damaged"));
+    }
+    Ok((head, rows))
+}
+
+fn head(start: &mut BytesMut) -> io::Result<Option<Bytes>> {
+    let Some(length) = start.first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > HEAD_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if start.len() < 4 + length {
+        return Ok(None);
+    }
+    let _ = start.split_to(4);
+    Ok(Some(start.split_to(length).freeze()))
+}
+
+impl ReceivedRows {
+    /// How many bytes its rows have.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Visits all rows as `(table, key, row)`.
+    pub fn rows(
+        &self,
+        mut visit: impl FnMut(u8, &[u8], &[u8]) -> Result<(), redb::Error>,
+    ) -> Result<(), redb::Error> {
+        let mut file = BufReader::with_capacity(PIECE_BYTES, fs::File::open(&self.path)?);
+        let (mut key, mut row) = (vec![], vec![]);
+        loop {
+            let mut table = [0; 1];
+            file.read_exact(&mut table)?;
+            if table[0] == END {
+                return Ok(());
+            }
+            let lengths = [read_length(&mut file)?, read_length(&mut file)?];
+            key.resize(lengths[0], 0);
+            row.resize(lengths[1], 0);
+            file.read_exact(&mut key)?;
+            file.read_exact(&mut row)?;
+            visit(table[0], &key, &row)?;
+        }
+    }
+}
+
+fn read_length(file: &mut impl io::Read) -> io::Result<usize> {
+    let mut bytes = [0; 4];
+    file.read_exact(&mut bytes)?;
+    let length = u32::from_be_bytes(bytes) as usize;
+    if length > ROW_BYTES_MAX { Err(io::ErrorKind::InvalidData.into()) } else { Ok(length) }
+}

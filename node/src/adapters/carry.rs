@@ -1,0 +1,203 @@
+//! Images from node to node. A built folder travels as a compressed archive, a container's image as
+//! the engine saves it; neither is kept as a file on the way.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use domain::{cloud::Provider, deployment::Image};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::sync::mpsc;
+
+use super::{docker::DockerRuntime, peers::NodePeers, system::random_bytes};
+use crate::hex;
+
+/// Where images are on a node's peer port; runtime and reference follow.
+pub const IMAGES_PATH: &str = "/images/";
+/// How long an image may take to arrive.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(600);
+/// Pieces that wait for a slow peer.
+const PIECES_WAITING: usize = 8;
+/// The fastest level that is worth it between machines.
+const ZSTD_LEVEL: i32 = 1;
+
+/// A stream of an image's bytes.
+pub type ImageStream = stream::BoxStream<'static, io::Result<Bytes>>;
+
+/// Brings images here, and gives them away.
+pub struct Carrier {
+    images: PathBuf,
+    docker: Arc<DockerRuntime>,
+    peers: std::sync::OnceLock<Arc<NodePeers>>,
+}
+
+impl Carrier {
+    /// For the images below `data`, and those of the engine.
+    pub fn new(data: &Path, docker: Arc<DockerRuntime>) -> Self {
+        Self { images: data.join("images"), docker, peers: std::sync::OnceLock::new() }
+    }
+
+    /// From now on there are others.
+    pub fn connect(&self, peers: Arc<NodePeers>) {
+        let _ = self.peers.set(peers);
+    }
+
+    /// Makes sure that an image is here; whether it is.
+    pub async fn hold(&self, provider: Provider, image: &Image) -> bool {
+        if self.is_here(provider, image).await {
+            return true;
+        }
+        let Some(peers) = self.peers.get() else { return false };
+        for node in peers.others() {
+            let path = format!("{IMAGES_PATH}{}/{}", provider.as_str(), image.reference);
+            let arrives = self.fetch(peers, node, &path, provider, image);
+            match tokio::time::timeout(ARRIVES_WITHIN, arrives).await {
+                Ok(Ok(true)) => return true,
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::info!(%node, %error, "an image could not be fetched"),
+                Err(_) => tracing::info!(%node, "an image took too long"),
+            }
+        }
+        false
+    }
+
+    async fn is_here(&self, provider: Provider, image: &Image) -> bool {
+        match provider {
+            Provider::Docker => self.docker.has_image(&image.reference).await,
+            Provider::Process | Provider::Sandbox => self.images.join(&image.reference).is_dir(),
+        }
+    }
+
+    async fn fetch(
+        &self,
+        peers: &NodePeers,
+        node: domain::NodeId,
+        path: &str,
+        provider: Provider,
+        image: &Image,
+    ) -> io::Result<bool> {
+        let request = Request::get(format!("https://peer{path}"))
+            .body(cluster::peer::whole(Bytes::new()))
+            .map_err(io::Error::other)?;
+        let response = peers.send_bulk(node, request).await.map_err(io::Error::other)?;
+        if response.status() != StatusCode::OK {
+            return Ok(false);
+        }
+        let bytes = response.into_body().into_data_stream().map_err(io::Error::other).boxed();
+        match provider {
+            Provider::Docker => self.docker.load_image(bytes).await.map_err(io::Error::other)?,
+            Provider::Process | Provider::Sandbox => self.unpack(bytes, &image.reference).await?,
+        }
+        Ok(self.is_here(provider, image).await)
+    }
+
+    /// An image of this node for another one; `None` if it is not here.
+    pub async fn give(&self, provider: &str, reference: &str) -> Option<ImageStream> {
+        if provider == Provider::Docker.as_str() {
+            return self.docker.save_image(reference).await;
+        }
+        let inside =
+            reference.split('/').all(|part| !part.is_empty() && part != ".." && part != ".");
+        let folder = self.images.join(reference);
+        (inside && folder.is_dir()).then(|| pack(folder))
+    }
+
+    async fn unpack(&self, mut bytes: ImageStream, reference: &str) -> io::Result<()> {
+        let (sender, receiver) = mpsc::channel::<Bytes>(PIECES_WAITING);
+        let incoming = self.images.join(format!(".incoming-{}", hex(&random_bytes::<8>())));
+        let target = self.images.join(reference);
+        let unpacked = tokio::task::spawn_blocking(move || {
+            let done = unpack_all(receiver, &incoming, &target);
+            let _ = fs::remove_dir_all(&incoming);
+            done
+        });
+        while let Some(part) = bytes.next().await {
+            if sender.send(part?).await.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        unpacked.await.map_err(io::Error::other)?
+    }
+}
+
+fn unpack_all(pieces: mpsc::Receiver<Bytes>, incoming: &Path, target: &Path) -> io::Result<()> {
+    fs::create_dir_all(incoming)?;
+    let mut archive = tar::Archive::new(zstd::Decoder::new(Pieces { pieces, now: Bytes::new() })?);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_ownerships(true);
+    // Whatever leaves the folder is refused by the library; what comes is what a peer packed.
+    archive.unpack(incoming)?;
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(parent, fs::Permissions::from_mode(0o711))?;
+    }
+    match fs::rename(incoming.join("image"), target) {
+        // Somebody else brought it meanwhile.
+        Err(_) if target.is_dir() => Ok(()),
+        renamed => renamed,
+    }
+}
+
+/// Received pieces as a reader.
+struct Pieces {
+    pieces: mpsc::Receiver<Bytes>,
+    now: Bytes,
+}
+
+impl io::Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.now.is_empty() {
+            match self.pieces.blocking_recv() {
+                Some(next) => self.now = next,
+                None => return Ok(0),
+            }
+        }
+        let part = self.now.split_to(into.len().min(self.now.len()));
+        into[..part.len()].copy_from_slice(&part);
+        Ok(part.len())
+    }
+}
+
+/// A folder as a stream.
+fn pack(folder: PathBuf) -> ImageStream {
+    let (sender, mut receiver) = mpsc::channel(PIECES_WAITING);
+    tokio::task::spawn_blocking(move || {
+        let packed = || -> io::Result<()> {
+            let writer = io::BufWriter::with_capacity(256 * 1024, Sends(sender.clone()));
+            let mut archive = tar::Builder::new(zstd::Encoder::new(writer, ZSTD_LEVEL)?);
+            archive.follow_symlinks(false);
+            archive.append_dir_all("image", &folder)?;
+            let mut writer = archive.into_inner()?.finish()?;
+            io::Write::flush(&mut writer)
+        };
+        if let Err(error) = packed() {
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    let pieces: std::pin::Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> =
+        Box::pin(stream::poll_fn(move |cx| receiver.poll_recv(cx)));
+    pieces
+}
+
+/// Pieces to send as a writer.
+struct Sends(mpsc::Sender<io::Result<Bytes>>);
+
+impl io::Write for Sends {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = Bytes::copy_from_slice(bytes);
+        self.0.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Bulk on more than one node: what is received here is acknowledged when another node has it too,
+//! and what is not here is fetched from whoever has it.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use actors::ports::{BlobError, Blobs, ByteStream};
+use bytes::Bytes;
+use domain::{NodeId, upload::Received};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use tokio::io::AsyncReadExt as _;
+
+use super::{blobs::FolderBlobs, peers::NodePeers};
+
+/// Where blobs are on a node's peer port; the name follows.
+pub const BLOBS_PATH: &str = "/blobs/";
+/// Bytes read from disk at once.
+const PIECE_BYTES: usize = 256 * 1024;
+/// How long one copy may take.
+const COPY_WITHIN: Duration = Duration::from_secs(120);
+
+/// Blobs of this node with copies on others.
+pub struct CopiedBlobs {
+    /// Those of this node.
+    pub local: Arc<FolderBlobs>,
+    peers: OnceLock<Arc<NodePeers>>,
+}
+
+impl CopiedBlobs {
+    /// Over the blobs of this node.
+    pub fn new(local: Arc<FolderBlobs>) -> Arc<Self> {
+        Arc::new(Self { local, peers: OnceLock::new() })
+    }
+
+    /// From now on there are others.
+    pub fn connect(&self, peers: Arc<NodePeers>) {
+        let _ = self.peers.set(peers);
+    }
+
+    /// Makes sure that a blob is here; whether it is.
+    pub async fn fetch(&self, sha256: &str) -> bool {
+        if self.local.path(sha256).exists() {
+            return true;
+        }
+        let Some(peers) = self.peers.get() else { return false };
+        for node in peers.others() {
+            match tokio::time::timeout(COPY_WITHIN, self.fetch_from(peers, node, sha256)).await {
+                Ok(Ok(true)) => return true,
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::info!(%node, %error, "a blob could not be fetched"),
+                Err(_) => tracing::info!(%node, "a blob took too long"),
+            }
+        }
+        false
+    }
+
+    async fn fetch_from(&self, peers: &NodePeers, node: NodeId, sha256: &str) -> io::Result<bool> {
+        let request = Request::get(format!("https://peer{BLOBS_PATH}{sha256}"))
+            .body(cluster::peer::whole(Bytes::new()))
+            .map_err(io::Error::other)?;
+        let response = peers.send_bulk(node, request).await.map_err(io::Error::other)?;
+        if response.status() != StatusCode::OK {
+            return Ok(false);
+        }
+        let bytes = response.into_body().into_data_stream().map_err(io::Error::other).boxed();
+        let received = self.local.receive(bytes, u64::MAX).await.map_err(io::Error::other)?;
+        // Other bytes under this name would be a lie; they are swept as unnamed.
+        Ok(received.sha256 == sha256)
+    }
+
+    /// Gives a copy to one other node.
+    async fn copy(&self, received: &Received) -> Result<(), BlobError> {
+        let Some(peers) = self.peers.get().filter(|peers| peers.has_others()) else {
+            return Ok(());
+        };
+        for node in peers.others() {
+            let copied = self.copy_to(peers, node, &received.sha256);
+            match tokio::time::timeout(COPY_WITHIN, copied).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => tracing::info!(%node, %error, "a copy was not taken"),
+                Err(_) => tracing::info!(%node, "a copy took too long"),
+            }
+        }
+        Err(BlobError::NoCopy)
+    }
+
+    async fn copy_to(&self, peers: &NodePeers, node: NodeId, sha256: &str) -> io::Result<()> {
+        let bytes = self.stream(sha256).await?.ok_or(io::ErrorKind::NotFound)?;
+        let body = BodyExt::boxed(StreamBody::new(bytes.map_ok(Frame::data)));
+        let request = Request::put(format!("https://peer{BLOBS_PATH}{sha256}"))
+            .body(body)
+            .map_err(io::Error::other)?;
+        let response = peers.send_bulk(node, request).await.map_err(io::Error::other)?;
+        match response.status() {
+            StatusCode::OK => Ok(()),
+            other => Err(io::Error::other(format!("status {other}"))),
+        }
+    }
+
+    /// A blob of this node, piece by piece.
+    pub async fn stream(
+        &self,
+        sha256: &str,
+    ) -> io::Result<Option<impl futures::Stream<Item = io::Result<Bytes>> + Send + Sync + use<>>>
+    {
+        let file = match tokio::fs::File::open(self.local.path(sha256)).await {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(stream::try_unfold(file, |mut file| async move {
+            let mut piece = Vec::with_capacity(PIECE_BYTES);
+            let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece).await?;
+            Ok((read > 0).then(|| (Bytes::from(piece), file)))
+        })))
+    }
+}
+
+impl Blobs for CopiedBlobs {
+    fn receive(&self, bytes: ByteStream, max: u64) -> BoxFuture<'_, Result<Received, BlobError>> {
+        async move {
+            let received = self.local.receive(bytes, max).await?;
+            self.copy(&received).await?;
+            Ok(received)
+        }
+        .boxed()
+    }
+
+    fn read(&self, sha256: &str) -> BoxFuture<'_, io::Result<Option<Bytes>>> {
+        let sha256 = sha256.to_owned();
+        async move {
+            if !self.fetch(&sha256).await {
+                return Ok(None);
+            }
+            self.local.read(&sha256).await
+        }
+        .boxed()
+    }
+
+    fn touch(&self, sha256: &str) -> BoxFuture<'_, bool> {
+        let sha256 = sha256.to_owned();
+        async move { self.fetch(&sha256).await && self.local.touch(&sha256).await }.boxed()
+    }
+
+    fn sweep(&self, needed: BTreeSet<String>, grace: Duration) -> BoxFuture<'_, u64> {
+        self.local.sweep(needed, grace)
+    }
+}

@@ -1,0 +1,106 @@
+//! The other nodes, as actors see them: their ids become Raft numbers and addresses here.
+
+use std::{sync::Arc, time::Duration};
+
+use actors::ports::{Ledger as _, PeerError, PeerRequest, PeerResponse, Peers};
+use bytes::Bytes;
+use cluster::{
+    RaftLedger,
+    gossip::Alive,
+    peer::{
+        Class,
+        client::{CallError, PeerClient},
+    },
+};
+use domain::NodeId;
+use futures::{FutureExt as _, future::BoxFuture};
+
+/// Where actors of other nodes are asked.
+pub const ASK_PATH: &str = "/ask";
+
+/// The way to other nodes.
+pub struct NodePeers {
+    /// The connections.
+    pub client: Arc<PeerClient>,
+    /// Who belongs.
+    pub ledger: Arc<RaftLedger>,
+    /// Who answers.
+    pub alive: Arc<Alive>,
+}
+
+impl NodePeers {
+    fn number(&self, node: NodeId) -> Result<u64, PeerError> {
+        let known = self.ledger.directory().read().nodes.get(&node);
+        let known = known.filter(|node| node.is_member());
+        let number = known.map(|node| node.facts.raft_id);
+        number.ok_or_else(|| PeerError::Unreached("it does not belong to the cluster".to_owned()))
+    }
+
+    /// The other members that answer.
+    pub fn others(&self) -> Vec<NodeId> {
+        let directory = self.ledger.directory().read();
+        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+        let others = members.filter(|(id, node)| {
+            **id != self.ledger.node_id() && self.alive.has(node.facts.raft_id)
+        });
+        others.map(|(id, _)| *id).collect()
+    }
+
+    /// Whether there are other members, be they silent.
+    pub fn has_others(&self) -> bool {
+        let directory = self.ledger.directory().read();
+        let mut members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+        members.any(|(id, _)| *id != self.ledger.node_id())
+    }
+
+    /// Sends bulk.
+    pub async fn send_bulk(
+        &self,
+        node: NodeId,
+        request: PeerRequest,
+    ) -> Result<PeerResponse, PeerError> {
+        let number = self.number(node)?;
+        self.client.send(number, Class::Bulk, request).await.map_err(explained)
+    }
+}
+
+fn explained(error: CallError) -> PeerError {
+    match error {
+        CallError::Unreached(cause) => PeerError::Unreached(cause),
+        CallError::Broken(cause) => PeerError::Broken(cause),
+        CallError::Said(reason) => PeerError::Refused(reason),
+        CallError::Refused(status) => PeerError::Refused(format!("status {status}")),
+    }
+}
+
+impl Peers for NodePeers {
+    fn is_alive(&self, node: NodeId) -> bool {
+        self.number(node).is_ok_and(|number| self.alive.has(number))
+    }
+
+    fn ask(
+        &self,
+        node: NodeId,
+        question: Bytes,
+        within: Duration,
+    ) -> BoxFuture<'_, Result<Bytes, PeerError>> {
+        async move {
+            let number = self.number(node)?;
+            let answer = self.client.call(number, Class::Calls, ASK_PATH, question, within).await;
+            answer.map_err(explained)
+        }
+        .boxed()
+    }
+
+    fn pass(
+        &self,
+        node: NodeId,
+        request: PeerRequest,
+    ) -> BoxFuture<'_, Result<PeerResponse, PeerError>> {
+        async move {
+            let number = self.number(node)?;
+            self.client.send(number, Class::Calls, request).await.map_err(explained)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,326 @@
+//! What a node answers on its peer port beside Raft: nodes that would join, calls of other nodes'
+//! actors, and the operator's commands, which come with the certificate of a node's own folder.
+
+use std::sync::Arc;
+
+use actors::{
+    ask::Told,
+    invocation::{CallError, INSTANCES_PATH, REFUSED_HEADER},
+    ports::{Blobs as _, Clock as _, Ledger as _},
+    route::Slot,
+    world::World,
+};
+use bytes::Bytes;
+use cluster::{
+    RaftLedger,
+    answer::Host,
+    gossip::Alive,
+    peer::{PeerBody, client::FROM, server::status, whole},
+};
+use domain::{Rejection, directory::Command, machine::Entry, node::JoinToken};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Limited, StreamBody};
+use hyper::body::{Frame, Incoming};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    adapters::{
+        authority::Authority,
+        carry::{IMAGES_PATH, ImageStream},
+        copies::{BLOBS_PATH, CopiedBlobs},
+        local::LocalRuntime,
+        peers::ASK_PATH,
+        system::SystemClock,
+    },
+    join::{GOOD_FOR, JoinReply, JoinRequest, Token},
+    keys::Keys,
+};
+
+/// Longest request of an operator or of a node that joins.
+const REQUEST_BYTES_MAX: usize = 64 * 1024;
+/// Longest question of another node's actors: a job's attempt with its headers and notes.
+const ASK_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Longest input of a call that is passed on, with what is around it.
+const INPUT_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Where operators ask.
+pub const OPERATE_PATH: &str = "/operate";
+
+/// What an operator may ask of a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// A token for one join.
+    Token,
+    /// What the cluster looks like from this node.
+    Status,
+}
+
+/// The host of one node.
+pub struct NodeHost {
+    /// Everything that actors reach for.
+    pub world: Arc<World>,
+    /// What is agreed.
+    pub ledger: Arc<RaftLedger>,
+    /// What runs agents here.
+    pub runtime: Arc<LocalRuntime>,
+    /// Bulk of this node.
+    pub blobs: Arc<CopiedBlobs>,
+    /// Who answers.
+    pub alive: Arc<Alive>,
+    /// What every member must know.
+    pub keys: Keys,
+    /// Who signs.
+    pub authority: Authority,
+    /// How many shards there are.
+    pub shards: u16,
+}
+
+impl NodeHost {
+    async fn change(&self, command: Command) -> Result<(), String> {
+        let entry = Entry { at: SystemClock.now(), claim: None, key: None, command };
+        let answer = self.ledger.change_directory(entry).await;
+        answer.map_err(|error| error.to_string())?.result.map_err(|reason| reason.to_string())?;
+        Ok(())
+    }
+
+    /// A new token; the directory keeps its hash.
+    async fn token(&self) -> Result<Value, String> {
+        let token = Token::new(&self.authority).map_err(|error| error.to_string())?;
+        let expires_at = SystemClock.now().plus(GOOD_FOR);
+        let kept = JoinToken { hash: token.hash(), expires_at };
+        self.change(Command::MintJoinToken(Box::new(kept))).await?;
+        let address = self.own_address();
+        Ok(
+            json!({ "token": token.to_string(), "address": address, "expires_at": expires_at.to_string() }),
+        )
+    }
+
+    fn own_address(&self) -> String {
+        let directory = self.world.directory().read();
+        let node = directory.nodes.get(&self.world.node_id);
+        node.map(|node| node.facts.peer_address.clone()).unwrap_or_default()
+    }
+
+    async fn redeem(&self, request: JoinRequest) -> Result<JoinReply, String> {
+        let hash = Token::hash_of(&request.secret)
+            .ok_or_else(|| Rejection::JoinTokenInvalid.to_string())?;
+        let facts = Box::new(request.facts);
+        self.change(Command::RedeemJoinToken { hash, facts }).await?;
+        let members = {
+            let directory = self.world.directory().read();
+            let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+            let address =
+                |node: &domain::node::Node| (node.facts.raft_id, node.facts.peer_address.clone());
+            members.map(|(_, node)| address(node)).collect()
+        };
+        Ok(JoinReply::new(&self.authority, &self.keys, self.shards, members))
+    }
+
+    async fn operate(&self, operation: Operation) -> Result<Value, String> {
+        match operation {
+            Operation::Token => self.token().await,
+            Operation::Status => Ok(self.status()),
+        }
+    }
+
+    fn status(&self) -> Value {
+        let directory = self.world.directory().read();
+        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+        let alive = members.filter(|(_, node)| self.alive.has(node.facts.raft_id));
+        json!({
+            "node_id": self.world.node_id,
+            "settled": self.ledger.is_settled(),
+            "alive": alive.count(),
+        })
+    }
+}
+
+async fn body(request: Request<Incoming>, most: usize) -> Option<Bytes> {
+    Limited::new(request.into_body(), most).collect().await.ok().map(|body| body.to_bytes())
+}
+
+fn said<T: Serialize>(answer: Result<T, String>) -> Response<PeerBody> {
+    match answer {
+        Ok(answer) => Response::new(whole(serde_json::to_vec(&answer).unwrap_or_default())),
+        Err(reason) => {
+            let mut response = Response::new(whole(reason));
+            *response.status_mut() = StatusCode::CONFLICT;
+            response
+        }
+    }
+}
+
+impl NodeHost {
+    async fn dispatch(self: Arc<Self>, request: Request<Incoming>) -> Response<PeerBody> {
+        let path = request.uri().path();
+        if path == ASK_PATH {
+            return self.ask(request).await;
+        }
+        if let Some(rest) = path.strip_prefix(INSTANCES_PATH) {
+            let rest = rest.to_owned();
+            return self.to_instance(&rest, request).await;
+        }
+        if let Some(sha256) = path.strip_prefix(BLOBS_PATH) {
+            let sha256 = sha256.to_owned();
+            return self.blob(&sha256, request).await;
+        }
+        if let Some(image) = path.strip_prefix(IMAGES_PATH) {
+            return self.image(image).await;
+        }
+        if path == OPERATE_PATH {
+            let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
+            return match serde_json::from_slice(&bytes) {
+                Ok(operation) => said(self.operate(operation).await),
+                Err(_) => status(StatusCode::BAD_REQUEST),
+            };
+        }
+        status(StatusCode::NOT_FOUND)
+    }
+
+    /// A question of another node's actors.
+    async fn ask(&self, request: Request<Incoming>) -> Response<PeerBody> {
+        let Some(question) = body(request, ASK_BYTES_MAX).await else {
+            return status(StatusCode::PAYLOAD_TOO_LARGE);
+        };
+        match self.world.answer_bytes(&question).await {
+            Some(answer) => Response::new(whole(answer)),
+            None => status(StatusCode::BAD_REQUEST),
+        }
+    }
+
+    /// A call of an agent that came in over another node.
+    async fn to_instance(&self, rest: &str, request: Request<Incoming>) -> Response<PeerBody> {
+        let mut parts = rest.splitn(3, '/');
+        let agent = parts.next().and_then(|text| text.parse().ok());
+        let instance = parts.next().and_then(|text| text.parse().ok());
+        let (Some(agent), Some(instance)) = (agent, instance) else {
+            return status(StatusCode::NOT_FOUND);
+        };
+        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+        let path = format!("/{}{query}", parts.next().unwrap_or_default());
+        let slot = match self.world.routes.take_of(agent, instance) {
+            Ok(slot) => slot,
+            Err(Told::Busy) => return refused("busy"),
+            Err(_) => return refused("gone"),
+        };
+        let (mut head, incoming) = request.into_parts();
+        let Ok(path) = path.parse() else { return status(StatusCode::BAD_REQUEST) };
+        head.uri = path;
+        head.version = http::Version::HTTP_11;
+        head.headers.remove(FROM);
+        let input = Limited::new(incoming, INPUT_BYTES_MAX).collect().await;
+        let Ok(input) = input else { return status(StatusCode::PAYLOAD_TOO_LARGE) };
+        let call = Request::from_parts(head, input.to_bytes());
+        match self.world.send_to(&slot.endpoint, call).await {
+            Ok(answer) => passed(answer, slot),
+            Err(CallError::Unreached) => {
+                self.world.give_up(&slot);
+                refused("gone")
+            }
+            Err(_) => refused("broken"),
+        }
+    }
+
+    /// Gives a blob, or takes a copy of one.
+    async fn blob(&self, sha256: &str, request: Request<Incoming>) -> Response<PeerBody> {
+        let is_name = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_name {
+            return status(StatusCode::NOT_FOUND);
+        }
+        if request.method() == http::Method::PUT {
+            let bytes = request.into_body().into_data_stream().map_err(std::io::Error::other);
+            return match self.blobs.local.receive(bytes.boxed(), u64::MAX).await {
+                Ok(received) if received.sha256 == sha256 => status(StatusCode::OK),
+                Ok(_) => status(StatusCode::BAD_REQUEST),
+                Err(error) => {
+                    tracing::warn!(%error, "a copy could not be kept");
+                    status(StatusCode::INSUFFICIENT_STORAGE)
+                }
+            };
+        }
+        match self.blobs.stream(sha256).await {
+            Ok(Some(bytes)) => streamed(bytes),
+            Ok(None) => status(StatusCode::NOT_FOUND),
+            Err(error) => {
+                tracing::warn!(%error, "a blob could not be read");
+                status(StatusCode::INTERNAL_SERVER_ERROR)
+            }
+        }
+    }
+
+    async fn image(&self, image: &str) -> Response<PeerBody> {
+        let Some((provider, reference)) = image.split_once('/') else {
+            return status(StatusCode::NOT_FOUND);
+        };
+        match self.runtime.carrier.give(provider, reference).await {
+            Some(bytes) => streamed(SyncStream(std::sync::Mutex::new(bytes))),
+            None => status(StatusCode::NOT_FOUND),
+        }
+    }
+}
+
+/// A body must be shareable between threads; this one is only ever read by one.
+struct SyncStream(std::sync::Mutex<ImageStream>);
+
+impl futures::Stream for SyncStream {
+    type Item = std::io::Result<Bytes>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        this.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).poll_next_unpin(cx)
+    }
+}
+
+fn streamed(
+    bytes: impl futures::Stream<Item = std::io::Result<Bytes>> + Send + Sync + 'static,
+) -> Response<PeerBody> {
+    Response::new(BodyExt::boxed(StreamBody::new(bytes.map_ok(Frame::data))))
+}
+
+/// Why a call was not passed on; the agent saw nothing of it unless it is `broken`.
+fn refused(why: &'static str) -> Response<PeerBody> {
+    let mut response = status(StatusCode::SERVICE_UNAVAILABLE);
+    response.headers_mut().insert(REFUSED_HEADER, http::HeaderValue::from_static(why));
+    response
+}
+
+/// An agent's answer on its way to another node; the slot goes back when it has passed.
+fn passed(answer: Response<Incoming>, slot: Slot) -> Response<PeerBody> {
+    let (mut head, body) = answer.into_parts();
+    head.version = http::Version::HTTP_2;
+    // Words between nodes are not the agent's to say, and HTTP/2 has no words about connections.
+    for name in [REFUSED_HEADER, "connection", "keep-alive", "transfer-encoding", "upgrade"] {
+        head.headers.remove(name);
+    }
+    let body = body.map_err(std::io::Error::other).map_frame(move |frame| {
+        let _held = &slot;
+        frame
+    });
+    Response::from_parts(head, BodyExt::boxed(body))
+}
+
+impl Host for NodeHost {
+    fn answer(
+        self: Arc<Self>,
+        _: u64,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<PeerBody>> {
+        self.dispatch(request).boxed()
+    }
+
+    fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>> {
+        async move {
+            let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
+            match serde_json::from_slice(&bytes) {
+                Ok(request) => said(self.redeem(request).await),
+                Err(_) => status(StatusCode::BAD_REQUEST),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,202 @@
+//! `roost init`, `serve`, `token`, `join`: a node of a real cluster, from an empty folder to service.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use crate::{
+    assembly::{self, Node, Place},
+    bootstrap::{FirstSecrets, OWNER_EMAIL},
+    cli::{print, say, until_stopped},
+    config::Config,
+    host::Operation,
+    identity::NodeIdentity,
+    join::{self, Token},
+    operate,
+};
+
+/// Where a node keeps everything.
+#[derive(clap::Args)]
+pub struct Folder {
+    /// The node's folder.
+    #[arg(long, default_value = "roost-data", value_name = "DIR")]
+    pub data: PathBuf,
+}
+
+/// What `init` takes.
+#[derive(clap::Args)]
+pub struct Init {
+    #[command(flatten)]
+    folder: Folder,
+    /// Print one line of JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `serve` takes.
+#[derive(clap::Args)]
+pub struct Serve {
+    #[command(flatten)]
+    folder: Folder,
+    /// Where clients are served, instead of the setting http.listen.
+    #[arg(long, value_name = "ADDRESS")]
+    clients: Option<SocketAddr>,
+    /// Where other nodes are served, instead of the setting cluster.peer_listen.
+    #[arg(long, value_name = "ADDRESS")]
+    peer: Option<SocketAddr>,
+    /// Print one line of JSON once everything is ready, for programs.
+    #[arg(long)]
+    json: bool,
+    /// End when the process that started this one ends.
+    #[arg(long, hide = true)]
+    with_parent: bool,
+}
+
+/// What `join` takes.
+#[derive(clap::Args)]
+pub struct Join {
+    #[command(flatten)]
+    folder: Folder,
+    /// What `roost token` printed on a node of the cluster.
+    #[arg(long, env = "ROOST_JOIN_TOKEN", hide_env_values = true)]
+    token: String,
+    /// The peer address of that node, as host:port.
+    address: String,
+}
+
+/// Founds a cluster: makes the folder of its first node, and prints the first keys once.
+pub async fn init(arguments: Init, config: Config) -> anyhow::Result<ExitCode> {
+    let data = &arguments.folder.data;
+    let secrets = found(data, &config).await?;
+    if arguments.json {
+        print(&format!("{}\n", secrets_line(&secrets)));
+        return Ok(ExitCode::SUCCESS);
+    }
+    say(&format!("{} is the first node of a new cluster.", data.display()));
+    say("These are shown once:");
+    say(&format!("  live key    {}", secrets.live_key));
+    say(&format!("  test key    {}", secrets.test_key));
+    say(&format!("  login       {OWNER_EMAIL} / {}", secrets.password));
+    say(&format!("Next: `roost serve --data {}`.", data.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the first node's folder with all that a cluster begins with.
+pub async fn found(data: &Path, config: &Config) -> anyhow::Result<FirstSecrets> {
+    anyhow::ensure!(
+        NodeIdentity::read(data)?.is_none(),
+        "{} belongs to a node already; `roost serve` starts it",
+        data.display()
+    );
+    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let node = assembly::start(data, nowhere, config).await?;
+    let secrets = node.secrets.clone();
+    node.stop().await;
+    // The port it had for a moment is nobody's.
+    let mut identity = NodeIdentity::read(data)?.context("the folder was just made")?;
+    identity.peer_address.clear();
+    identity.write(data)?;
+    secrets.context("the folder was just made")
+}
+
+fn secrets_line(secrets: &FirstSecrets) -> serde_json::Value {
+    json!({
+        "email": OWNER_EMAIL,
+        "password": secrets.password,
+        "live_key": secrets.live_key,
+        "test_key": secrets.test_key,
+    })
+}
+
+/// Runs the node of a folder until told to stop.
+pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode> {
+    if arguments.with_parent {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    }
+    let listening = |given: Option<SocketAddr>, setting: &str, name: &str| match given {
+        Some(address) => Ok(address),
+        None => {
+            setting.parse().with_context(|| format!("{name}: `{setting}` is not like 0.0.0.0:8443"))
+        }
+    };
+    let place = Place {
+        data: &arguments.folder.data,
+        clients: listening(arguments.clients, &config.http.listen, "http.listen")?,
+        peers: listening(arguments.peer, &config.cluster.peer_listen, "cluster.peer_listen")?,
+        advertise: &config.cluster.advertise,
+    };
+    let node = assembly::serve_at(place, &config).await?;
+    if arguments.json {
+        print(&format!("{}\n", line(&node)));
+    } else {
+        say(&format!("{} is ready at {}", node.node_id, node.base_url));
+        say(&format!("  certificate {}", node.ca_cert.display()));
+        say(&format!("  isolation   {}", node.isolation.join(", ")));
+        say("`roost token` lets another node join. Ctrl-C stops this one.");
+    }
+    until_stopped().await?;
+    say("stopping");
+    node.stop().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A node, for programs.
+pub fn line(node: &Node) -> serde_json::Value {
+    json!({
+        "node_id": node.node_id,
+        "base_url": node.base_url,
+        "pid": std::process::id(),
+        "ca_cert": node.ca_cert,
+        "org_id": node.org_id,
+    })
+}
+
+/// Prints a token for one join.
+pub async fn token(folder: Folder) -> anyhow::Result<ExitCode> {
+    let answer = operate::ask(&folder.data, &Operation::Token).await?;
+    let text = |name: &str| answer[name].as_str().unwrap_or_default();
+    print(&format!("{}\n", text("token")));
+    say(&format!("It is good for one node, until {}. On that node:", text("expires_at")));
+    say(&format!("  roost join --token {} {}", text("token"), text("address")));
+    say("  roost serve");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a folder the folder of a new node of an existing cluster.
+pub async fn join(arguments: Join, config: Config) -> anyhow::Result<ExitCode> {
+    let token: Token = arguments.token.parse()?;
+    let data = &arguments.folder.data;
+    let advertise = &config.cluster.advertise;
+    let identity = become_member(data, &token, &arguments.address, advertise, &config).await?;
+    say(&format!("{} belongs to the cluster.", identity.node_id));
+    say(&format!("Next: `roost serve --data {}`.", data.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Redeems a token for a folder.
+pub async fn become_member(
+    data: &Path,
+    token: &Token,
+    address: &str,
+    advertise: &str,
+    config: &Config,
+) -> anyhow::Result<NodeIdentity> {
+    // Until it runs, nobody knows more of it; `serve` tells the rest.
+    let facts = domain::node::NodeFacts {
+        id: domain::NodeId(0),
+        raft_id: 0,
+        peer_address: advertise.to_owned(),
+        base_url: String::new(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        labels: config.labels(),
+        cores: 0,
+        memory_mb: 0,
+        providers: vec![],
+    };
+    join::join(data, token, address, facts).await
+}

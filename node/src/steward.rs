@@ -1,0 +1,89 @@
+//! What gossip means for the rest of the node: who falls silent is acted upon, after a grace, by
+//! whoever leads.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use actors::{
+    ports::{Clock as _, Ledger as _},
+    root::RootMessage,
+};
+use cluster::{RaftLedger, gossip::Alive};
+use domain::{NodeId, directory::Command, machine::Entry, node::NodeStatus};
+use ractor::ActorRef;
+use tokio::time::Instant;
+
+use crate::adapters::system::SystemClock;
+
+/// Between looks at the members.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a node that was given up must answer before it counts again.
+const BACK_AFTER: Duration = Duration::from_secs(5);
+
+/// Actors look again when a node comes or goes, and once more when its grace is over.
+pub async fn follow_the_living(alive: Arc<Alive>, root: ActorRef<RootMessage>, grace: Duration) {
+    let mut changes = alive.changes();
+    let mut again: Option<Instant> = None;
+    loop {
+        let due = again.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                changes.borrow_and_update();
+                again = Some(Instant::now() + grace + Duration::from_millis(50));
+            }
+            () = tokio::time::sleep_until(due) => again = None,
+        }
+        if root.cast(RootMessage::Sweep).is_err() {
+            return;
+        }
+    }
+}
+
+/// The directory's leader writes down which members are gone for so long that their replicas are
+/// replaced, and which of those are back.
+pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Duration) {
+    let mut since: BTreeMap<(NodeId, bool), Instant> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !ledger.leads_directory() {
+            since.clear();
+            continue;
+        }
+        let nodes: Vec<(NodeId, u64, NodeStatus)> = {
+            let directory = ledger.directory().read();
+            let rows = directory.nodes.rows();
+            rows.map(|(id, node)| (*id, node.facts.raft_id, node.status)).collect()
+        };
+        for (id, raft_id, status) in nodes {
+            let answers = alive.has(raft_id);
+            since.remove(&(id, !answers));
+            let (to, after) = match (status, answers) {
+                (NodeStatus::Active | NodeStatus::Draining, false) => {
+                    (NodeStatus::Dead, dead_after)
+                }
+                (NodeStatus::Dead, true) => (NodeStatus::Active, BACK_AFTER),
+                (NodeStatus::Active | NodeStatus::Draining, true)
+                | (NodeStatus::Dead, false)
+                | (NodeStatus::Removed, _) => continue,
+            };
+            let began = *since.entry((id, answers)).or_insert_with(Instant::now);
+            if began.elapsed() >= after {
+                since.remove(&(id, answers));
+                set_status(&ledger, id, to).await;
+            }
+        }
+    }
+}
+
+async fn set_status(ledger: &RaftLedger, id: NodeId, to: NodeStatus) {
+    tracing::warn!(node = %id, status = to.as_str(), "a member is judged");
+    let command = Command::SetNodeStatus { id, to };
+    let entry = Entry { at: SystemClock.now(), claim: None, key: None, command };
+    match ledger.change_directory(entry).await.map(|answer| answer.result) {
+        Ok(Ok(_)) => {}
+        Ok(Err(reason)) => tracing::info!(%reason, "the member stays as it was"),
+        Err(error) => tracing::info!(%error, "the judgement was not agreed"),
+    }
+}

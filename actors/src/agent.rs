@@ -21,6 +21,7 @@ use domain::{
     directory::Command,
     instance::{Instance, InstanceStatus},
     machine::Claim,
+    node::NodeStatus,
     schedule::{self, Offer},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -285,11 +286,22 @@ impl Owner {
             deployment: sight.deployment.as_deref(),
             rows: &sight.rows,
             seen: &seen,
+            leaving: &self.leaving(sight),
             crashes: &self.crashes,
             lost_since: self.lost_since,
             timing: &self.world.settings.timing,
             now,
         })
+    }
+
+    /// Instances of nodes that drain.
+    fn leaving(&self, sight: &Sight) -> BTreeSet<InstanceId> {
+        let directory = self.world.directory().read();
+        let drains = |row: &&Instance| {
+            let node = directory.nodes.get(&row.node_id);
+            node.is_some_and(|node| node.status == NodeStatus::Draining)
+        };
+        sight.rows.iter().filter(drains).map(|row| row.id).collect()
     }
 
     /// Builds and drains are begun once and take their time.

@@ -35,9 +35,10 @@ use crate::{
     invocation::AgentClient,
     meter::Meter,
     ports::{
-        BlobError, Blobs, BuildRequest, ByteStream, Clock, Entropy, Exit, Ledger, LineSink,
-        LogLine, LogQuery, Logs, Observer as _, PeerError, PeerRequest, PeerResponse, Peers,
-        Process, ProposeError, Replica, Runtime, Series, StartRequest, Started,
+        BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Entropy, Exit, GroupView,
+        Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, PeerError, PeerRequest,
+        PeerResponse, Peers, Process, ProposeError, Replica, Runtime, Series, StartRequest,
+        Started,
     },
     root::{Watch, lock},
     route::Routes,
@@ -523,6 +524,24 @@ impl Peers for Nobody {
     }
 }
 
+impl ClusterView for Nobody {
+    fn alive(&self) -> BTreeSet<NodeId> {
+        BTreeSet::new()
+    }
+
+    fn ready(&self) -> BTreeSet<NodeId> {
+        BTreeSet::new()
+    }
+
+    fn groups(&self) -> Vec<GroupView> {
+        vec![]
+    }
+
+    fn mint_token(&self) -> BoxFuture<'_, Result<NewToken, ProposeError>> {
+        async { Err(ProposeError::Unavailable) }.boxed()
+    }
+}
+
 /// A node without anything real in it but the rules and the actors.
 pub struct FakeNode {
     /// What the actors reach for.
@@ -555,6 +574,7 @@ impl FakeNode {
                 clock: Arc::clone(&clock) as _,
                 entropy: Arc::new(Counter::default()),
                 peers: Arc::new(Nobody),
+                cluster: Arc::new(Nobody),
             },
             settings,
             node_id: NodeId(1),

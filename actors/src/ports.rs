@@ -131,6 +131,50 @@ pub trait Peers: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<PeerResponse, PeerError>>;
 }
 
+/// A Raft group as one node sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupView {
+    /// `None` is the directory.
+    pub shard: Option<u16>,
+    /// Who leads it.
+    pub leader: Option<domain::NodeId>,
+    /// In which term.
+    pub term: u64,
+    /// Those who vote.
+    pub voters: Vec<domain::NodeId>,
+    /// Those who listen.
+    pub learners: Vec<domain::NodeId>,
+    /// The last entry here; `None` where this node has no replica.
+    pub last_index: Option<u64>,
+    /// The last entry that was applied here.
+    pub applied_index: Option<u64>,
+    /// Where this node leads: how many entries each replica lacks.
+    pub behind: BTreeMap<domain::NodeId, u64>,
+}
+
+/// A new join token, shown once.
+#[derive(Clone, Debug)]
+pub struct NewToken {
+    /// The token.
+    pub token: String,
+    /// The peer address of a node that takes it.
+    pub address: String,
+    /// Until when it is good.
+    pub expires_at: Timestamp,
+}
+
+/// The cluster as this node sees it.
+pub trait ClusterView: Send + Sync + 'static {
+    /// The members that answer.
+    fn alive(&self) -> BTreeSet<domain::NodeId>;
+    /// The members that say that they are caught up and serve.
+    fn ready(&self) -> BTreeSet<domain::NodeId>;
+    /// The directory, then every shard. Not to be asked while the directory is held.
+    fn groups(&self) -> Vec<GroupView>;
+    /// Makes a token for one join.
+    fn mint_token(&self) -> BoxFuture<'_, Result<NewToken, ProposeError>>;
+}
+
 /// Hears what was applied, in order, right after it was applied. Must not block.
 pub trait Observer: Send + Sync + 'static {
     /// Events of the directory.

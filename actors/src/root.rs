@@ -100,6 +100,8 @@ struct Touched {
     gone: BTreeSet<AgentId>,
     /// Agents with another live version than before.
     live: BTreeSet<AgentId>,
+    /// Something is wanted of a node that was not before.
+    nodes: bool,
     jobs: BTreeSet<(u16, JobId)>,
 }
 
@@ -231,6 +233,10 @@ impl Observer for Watch {
         for event in events {
             if let DirectoryEvent::AgentGone(id) = event {
                 self.lose_agent(*id);
+            }
+            if matches!(event, DirectoryEvent::NodePut(_)) {
+                lock(&self.touched).nodes = true;
+                self.something.notify_one();
             }
             if let DirectoryEvent::VersionLive { agent_id, .. } = event {
                 lock(&self.touched).live.insert(*agent_id);
@@ -389,7 +395,10 @@ impl Actor for Root {
 
 impl Children {
     async fn look(&mut self, myself: &ActorRef<RootMessage>) {
-        let Touched { agents, reports, gone, live, jobs } = self.world.watch.take();
+        let Touched { agents, reports, gone, live, nodes, jobs } = self.world.watch.take();
+        if nodes {
+            self.sweep(myself).await;
+        }
         for id in agents {
             self.world.sync_routes(id);
             self.wake_agent(id, myself).await;

@@ -14,7 +14,10 @@ use crate::{
     attempt::Attempts,
     invocation::AgentClient,
     meter::Meter,
-    ports::{Blobs, Clock, Entropy, Ledger, Logs, Peers, ProposeError, Replica, Runtime, Series},
+    ports::{
+        Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Peers, ProposeError, Replica, Runtime,
+        Series,
+    },
     root::Watch,
     route::Routes,
     seal::Sealer,
@@ -39,6 +42,8 @@ pub struct Ports {
     pub entropy: Arc<dyn Entropy>,
     /// The other nodes.
     pub peers: Arc<dyn Peers>,
+    /// The cluster, for its operators.
+    pub cluster: Arc<dyn ClusterView>,
 }
 
 /// Everything there is.

@@ -30,6 +30,8 @@ pub enum Scope {
     AgentsWrite,
     /// Call agent endpoints.
     AgentsInvoke,
+    /// Full account access; what concerns the whole cluster needs it.
+    Admin,
 }
 
 impl Scope {
@@ -41,6 +43,7 @@ impl Scope {
             Self::AgentsRead => "agents:read",
             Self::AgentsWrite => "agents:write",
             Self::AgentsInvoke => "agents:invoke",
+            Self::Admin => "admin:*",
         }
     }
 }
@@ -113,6 +116,18 @@ impl Caller {
     /// Whether it may do this.
     pub(crate) fn permit(&self, scope: Scope) -> Result<(), Problem> {
         self.identity().permit_any(&[scope])
+    }
+}
+
+impl Caller {
+    /// Whether it may look after the cluster: with full access, and for production.
+    pub(crate) fn permit_operating(&self) -> Result<(), Problem> {
+        self.permit(Scope::Admin)?;
+        if self.tenant().mode == Mode::Live {
+            return Ok(());
+        }
+        let message = "the cluster is looked after with a live key; this is a test key";
+        Err(Problem::new(StatusCode::FORBIDDEN, "TEST_MODE_ONLY", message))
     }
 }
 

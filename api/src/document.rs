@@ -18,6 +18,8 @@ pub(crate) enum Tag {
     Clouds,
     /// Archives.
     Uploads,
+    /// The nodes that all of this runs on.
+    Cluster,
 }
 
 const DESCRIPTION: &str = "Roost hosts AI agents: from a GitHub repository, a Docker image or an \

@@ -305,6 +305,7 @@ impl From<Rejection> for Problem {
             R::NodeRemoved(id) => make(S::CONFLICT, "INVALID_STATE", json!({ "node_id": id })),
             R::JoinTokenInvalid => make(S::UNAUTHORIZED, "INVALID_CREDENTIALS", json!({})),
             R::TooManyJoinTokens => make(S::TOO_MANY_REQUESTS, "RATE_LIMITED", json!({})),
+            R::NodeInUse(id) => make(S::CONFLICT, "INVALID_STATE", json!({ "node_id": id })),
             R::LastNode => make(S::CONFLICT, "INVALID_STATE", json!({})),
             R::NotOwner => {
                 make(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", json!({})).retry_after(1)

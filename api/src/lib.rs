@@ -8,6 +8,7 @@ pub mod body;
 pub mod caller;
 mod check;
 mod clouds;
+mod cluster;
 mod cursor;
 mod deployments;
 mod document;
@@ -60,6 +61,7 @@ type Apis = (
     logs::LogsApi,
     metrics::MetricsApi,
     clouds::CloudsApi,
+    cluster::ClusterApi,
     uploads::UploadsApi,
 );
 
@@ -73,6 +75,7 @@ fn apis(shared: Option<&Arc<Shared>>) -> OpenApiService<Apis, ()> {
         logs::LogsApi(shared.clone()),
         metrics::MetricsApi(shared.clone()),
         clouds::CloudsApi(shared.clone()),
+        cluster::ClusterApi(shared.clone()),
         uploads::UploadsApi(shared),
     );
     OpenApiService::new(apis, "Roost", env!("CARGO_PKG_VERSION"))
@@ -96,6 +99,8 @@ pub fn routes(shared: &Arc<Shared>) -> impl Endpoint<Output = Response> + use<> 
     let page = apis.swagger_ui();
     let route = Route::new()
         .at("/v1/openapi.json", document::endpoint())
+        .at("/healthz", poem::get(cluster::healthz))
+        .at("/readyz", poem::get(cluster::Readiness(Arc::clone(shared))))
         .at("/v1/agents/:id/http", pass::PassThrough(Arc::clone(shared)))
         .at("/v1/agents/:id/http/*rest", pass::PassThrough(Arc::clone(shared)))
         .nest("/docs", page)

@@ -61,6 +61,7 @@ use crate::{
         source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
         tls::{Certificates, local_names},
+        view::NodeView,
     },
     bootstrap::{self, DefaultClouds, FirstSecrets},
     config::Config,
@@ -230,7 +231,13 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     adapters.blobs.connect(Arc::clone(&others));
     adapters.runtime.carrier.connect(Arc::clone(&others));
     let blobs = Arc::clone(&adapters.blobs);
-    let world = world(adapters, Arc::clone(&ledger), watch, &identity, &keys, config, others);
+    let view = Arc::new(NodeView {
+        ledger: Arc::clone(&ledger),
+        alive: Arc::clone(&alive),
+        authority: authority.clone(),
+    });
+    let cluster = (others, view);
+    let world = world(adapters, Arc::clone(&ledger), watch, &identity, &keys, config, cluster);
     tasks.spawn(sweep_storage(Arc::clone(&world)));
     let root = root::start(Arc::clone(&world)).await?;
     let host = NodeHost {
@@ -250,6 +257,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         root.clone(),
         world.settings.replacement_grace,
     ));
+    tasks.spawn(steward::heed_removal(Arc::clone(&ledger)));
     tasks.spawn(steward::judge(Arc::clone(&ledger), alive, config.cluster.dead_after.0));
     let open =
         open_door(&world, &keys, base_url, door, certificates.server_config()?, stop, stopped);
@@ -439,7 +447,7 @@ fn world(
     identity: &NodeIdentity,
     keys: &Keys,
     config: &Config,
-    peers: Arc<NodePeers>,
+    (peers, cluster): (Arc<NodePeers>, Arc<NodeView>),
 ) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
     let world = Arc::new(World {
@@ -452,6 +460,7 @@ fn world(
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemDice),
             peers,
+            cluster,
         },
         settings: config.actors(),
         node_id: identity.node_id,

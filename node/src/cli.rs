@@ -5,7 +5,7 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::{adapters::tls, config::Settings, demo, dev, serve};
+use crate::{adapters::tls, config::Settings, demo, dev, operate, serve};
 
 /// Hosts AI agents: from a repository, an image or an archive to a running, invocable, observed agent.
 #[derive(Parser)]
@@ -39,6 +39,11 @@ enum Command {
     Token(serve::Folder),
     /// Join a cluster with a token: make the folder of a new node.
     Join(serve::Join),
+    /// Let the node of a folder leave its cluster, once nothing is on it any more.
+    Leave(operate::Leave),
+    /// Look at a running cluster and say what is wanted of its nodes.
+    #[command(subcommand)]
+    Cluster(operate::Cluster),
     /// Print the OpenAPI document.
     Openapi,
     /// Print every setting, its value and where the value came from.
@@ -74,6 +79,8 @@ fn run(command: Command, file: Option<&std::path::Path>) -> anyhow::Result<ExitC
         Command::Serve(arguments) => in_runtime(serve::serve(arguments, settings.config)),
         Command::Token(folder) => in_runtime(serve::token(folder)),
         Command::Join(arguments) => in_runtime(serve::join(arguments, settings.config)),
+        Command::Leave(arguments) => in_runtime(operate::leave(arguments)),
+        Command::Cluster(command) => in_runtime(operate::run(command)),
         Command::Openapi => {
             print(&api::document());
             Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ use cluster::{
     gossip::Alive,
     peer::{PeerBody, client::FROM, server::status, whole},
 };
-use domain::{Rejection, directory::Command, machine::Entry, node::JoinToken};
+use domain::{NodeId, Rejection, directory::Command, machine::Entry, node::{NodeStatus, ZONE_LABEL}};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited, StreamBody};
@@ -34,7 +34,7 @@ use crate::{
         peers::ASK_PATH,
         system::SystemClock,
     },
-    join::{GOOD_FOR, JoinReply, JoinRequest, Token},
+    join::{JoinReply, JoinRequest, Token},
     keys::Keys,
 };
 
@@ -55,6 +55,17 @@ pub enum Operation {
     Token,
     /// What the cluster looks like from this node.
     Status,
+    /// All nodes.
+    Nodes,
+    /// All replicated groups.
+    Shards,
+    /// Something else is wanted of a node: of this one, if none is named.
+    Set {
+        /// Which node.
+        node: Option<NodeId>,
+        /// What is wanted.
+        to: NodeStatus,
+    },
 }
 
 /// The host of one node.
@@ -87,20 +98,10 @@ impl NodeHost {
 
     /// A new token; the directory keeps its hash.
     async fn token(&self) -> Result<Value, String> {
-        let token = Token::new(&self.authority).map_err(|error| error.to_string())?;
-        let expires_at = SystemClock.now().plus(GOOD_FOR);
-        let kept = JoinToken { hash: token.hash(), expires_at };
-        self.change(Command::MintJoinToken(Box::new(kept))).await?;
-        let address = self.own_address();
-        Ok(
-            json!({ "token": token.to_string(), "address": address, "expires_at": expires_at.to_string() }),
-        )
-    }
-
-    fn own_address(&self) -> String {
-        let directory = self.world.directory().read();
-        let node = directory.nodes.get(&self.world.node_id);
-        node.map(|node| node.facts.peer_address.clone()).unwrap_or_default()
+        let made =
+            self.world.ports.cluster.mint_token().await.map_err(|error| error.to_string())?;
+        let expires_at = made.expires_at.to_string();
+        Ok(json!({ "token": made.token, "address": made.address, "expires_at": expires_at }))
     }
 
     async fn redeem(&self, request: JoinRequest) -> Result<JoinReply, String> {
@@ -122,10 +123,64 @@ impl NodeHost {
         match operation {
             Operation::Token => self.token().await,
             Operation::Status => Ok(self.status()),
+            Operation::Nodes => Ok(self.nodes()),
+            Operation::Shards => Ok(self.groups()),
+            Operation::Set { node, to } => {
+                let id = node.unwrap_or(self.world.node_id);
+                self.change(Command::SetNodeStatus { id, to }).await?;
+                Ok(json!({ "node_id": id, "status": to.as_str() }))
+            }
         }
     }
 
+    fn nodes(&self) -> Value {
+        let directory = self.world.directory().read();
+        let shown = directory.nodes.rows().map(|(id, node)| {
+            let leads = directory.leaders.rows().filter(|(_, leader)| leader.node == *id).count();
+            json!({
+                "id": id,
+                "status": node.status.as_str(),
+                "alive": self.alive.has(node.facts.raft_id),
+                "base_url": node.facts.base_url,
+                "peer_address": node.facts.peer_address,
+                "version": node.facts.version,
+                "instances": directory.instances_on(*id).count(),
+                "leads": leads,
+                "zone": node.facts.labels.get(ZONE_LABEL),
+            })
+        });
+        Value::Array(shown.collect())
+    }
+
+    fn groups(&self) -> Value {
+        let groups = self.world.ports.cluster.groups().into_iter().map(|group| {
+            json!({
+                "name": group.shard.map_or_else(|| "directory".to_owned(), |one| one.to_string()),
+                "leader": group.leader,
+                "term": group.term,
+                "voters": group.voters,
+                "learners": group.learners,
+                "applied_index": group.applied_index,
+            })
+        });
+        Value::Array(groups.collect())
+    }
+
+    fn leader(&self) -> Option<NodeId> {
+        self.world.ports.cluster.groups().first().and_then(|group| group.leader)
+    }
+
+    /// Voters of the directory that may be lost without losing the service.
+    fn failure_tolerance(&self) -> usize {
+        let groups = self.world.ports.cluster.groups();
+        let voters = groups.first().map(|group| group.voters.clone()).unwrap_or_default();
+        let answering = self.world.ports.cluster.alive();
+        let alive = voters.iter().filter(|id| answering.contains(id)).count();
+        alive.saturating_sub(voters.len() / 2 + 1)
+    }
+
     fn status(&self) -> Value {
+        let (leader, failure_tolerance) = (self.leader(), self.failure_tolerance());
         let directory = self.world.directory().read();
         let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
         let alive = members.filter(|(_, node)| self.alive.has(node.facts.raft_id));
@@ -133,6 +188,9 @@ impl NodeHost {
             "node_id": self.world.node_id,
             "settled": self.ledger.is_settled(),
             "alive": alive.count(),
+            "members": directory.members().len(),
+            "leader": leader,
+            "failure_tolerance": failure_tolerance,
         })
     }
 }

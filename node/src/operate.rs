@@ -1,7 +1,7 @@
 //! The operator's side of the peer port: a command on the machine of a node asks that node, with the
 //! certificate of its own folder.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -10,12 +10,17 @@ use cluster::peer::{
     book::AddressBook,
     client::{CallError, PeerClient},
 };
+use domain::node::NodeStatus;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::{
     adapters::authority::Authority,
+    cli::{print, say},
+    config::Span,
     host::{OPERATE_PATH, Operation},
     identity::NodeIdentity,
+    serve::Folder,
 };
 
 /// How long a node may take.
@@ -43,4 +48,159 @@ pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// What operators do with a running cluster, on the machine of one of its nodes.
+#[derive(clap::Subcommand)]
+pub enum Cluster {
+    /// The cluster at a glance.
+    Status(Folder),
+    /// Every node: whether it answers, what is wanted of it, what runs on it.
+    Nodes(Folder),
+    /// Every replicated group: who leads it, who has replicas.
+    Shards(Folder),
+    /// Move leaderships and instances away from a node.
+    Drain(Target),
+    /// End a node's draining.
+    Activate(Target),
+    /// Take a drained or dead node out for good.
+    Remove(Target),
+}
+
+/// A node, seen from the folder of any.
+#[derive(clap::Args)]
+pub struct Target {
+    /// The node; without it, the one of the folder.
+    node: Option<domain::NodeId>,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// What `leave` takes.
+#[derive(clap::Args)]
+pub struct Leave {
+    #[command(flatten)]
+    folder: Folder,
+    /// How long instances may take to move away.
+    #[arg(long, default_value = "1h", value_name = "TIME")]
+    within: Span,
+}
+
+/// Between looks whether a node is drained.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Does what an operator asks for.
+pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
+    match command {
+        Cluster::Status(folder) => status(&folder.data).await?,
+        Cluster::Nodes(folder) => nodes(&folder.data).await?,
+        Cluster::Shards(folder) => shards(&folder.data).await?,
+        Cluster::Drain(target) => set(target, NodeStatus::Draining).await?,
+        Cluster::Activate(target) => set(target, NodeStatus::Active).await?,
+        Cluster::Remove(target) => set(target, NodeStatus::Removed).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn status(data: &Path) -> anyhow::Result<()> {
+    let status = ask(data, &Operation::Status).await?;
+    let settled = if status["settled"] == true { "yes" } else { "not yet" };
+    print(&format!(
+        "leader             {}\nmembers            {} ({} answer)\nfailure_tolerance  {}\nreplicas in place  {settled}\n",
+        text(&status["leader"]),
+        status["members"],
+        status["alive"],
+        status["failure_tolerance"],
+    ));
+    Ok(())
+}
+
+async fn nodes(data: &Path) -> anyhow::Result<()> {
+    let all = ask(data, &Operation::Nodes).await?;
+    let columns = [
+        "id",
+        "status",
+        "alive",
+        "instances",
+        "leads",
+        "version",
+        "zone",
+        "base_url",
+        "peer_address",
+    ];
+    print(&table(&columns, &all));
+    Ok(())
+}
+
+async fn shards(data: &Path) -> anyhow::Result<()> {
+    let all = ask(data, &Operation::Shards).await?;
+    print(&table(&["name", "leader", "term", "applied_index", "voters", "learners"], &all));
+    Ok(())
+}
+
+async fn set(target: Target, to: NodeStatus) -> anyhow::Result<()> {
+    let set = Operation::Set { node: target.node, to };
+    let answer = ask(&target.folder.data, &set).await?;
+    say(&format!("{} is {}", text(&answer["node_id"]), text(&answer["status"])));
+    if to == NodeStatus::Draining {
+        say("`roost cluster nodes` shows when it runs and leads nothing any more.");
+    }
+    Ok(())
+}
+
+/// Drains the node of a folder, waits until nothing is on it, and takes it out.
+pub async fn leave(arguments: Leave) -> anyhow::Result<ExitCode> {
+    let data = &arguments.folder.data;
+    let set = |to| Operation::Set { node: None, to };
+    let answer = ask(data, &set(NodeStatus::Draining)).await?;
+    let own = text(&answer["node_id"]);
+    let until = Instant::now() + arguments.within.0;
+    let mut shown = String::new();
+    loop {
+        let all = ask(data, &Operation::Nodes).await?;
+        let row = all.as_array().and_then(|rows| rows.iter().find(|row| row["id"] == own.as_str()));
+        let row = row.context("this node is not in the list of nodes")?;
+        if row["instances"] == 0 && row["leads"] == 0 {
+            break;
+        }
+        let now =
+            format!("  still here: {} instances, {} leaderships", row["instances"], row["leads"]);
+        if now != shown {
+            say(&now);
+            shown = now;
+        }
+        if Instant::now() >= until {
+            bail!("{own} is not drained yet; it goes on draining, run `roost leave` again");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    ask(data, &set(NodeStatus::Removed)).await?;
+    say(&format!(
+        "{own} has left the cluster. Its process ends by itself; its folder is of no more use."
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+/// Rows of JSON as aligned columns.
+fn table(columns: &[&str], rows: &Value) -> String {
+    let heads: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
+    let rows = rows.as_array().map(Vec::as_slice).unwrap_or_default();
+    let cells = |row: &Value| columns.iter().map(|name| text(&row[*name])).collect::<Vec<_>>();
+    let lines: Vec<Vec<String>> = std::iter::once(heads).chain(rows.iter().map(cells)).collect();
+    let width = |place: usize| lines.iter().map(|line| line[place].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let padded = |line: &Vec<String>| {
+        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(padded).collect()
 }

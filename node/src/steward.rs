@@ -77,6 +77,21 @@ pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Durat
     }
 }
 
+/// A node that was taken out has nothing left to do: it ends, as its operator asked.
+pub async fn heed_removal(ledger: Arc<RaftLedger>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let own = ledger.directory().read().nodes.get(&ledger.node_id());
+        if own.is_some_and(|node| node.status == NodeStatus::Removed) {
+            tracing::warn!("this node was taken out of the cluster and ends");
+            crate::cli::say("this node was taken out of the cluster and ends");
+            let own = rustix::process::getpid();
+            let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
+            return;
+        }
+    }
+}
+
 async fn set_status(ledger: &RaftLedger, id: NodeId, to: NodeStatus) {
     tracing::warn!(node = %id, status = to.as_str(), "a member is judged");
     let command = Command::SetNodeStatus { id, to };

@@ -208,13 +208,17 @@ pub(crate) fn set_status(
         NodeStatus::Active => &[NodeStatus::Draining, NodeStatus::Dead],
         NodeStatus::Draining => &[NodeStatus::Active],
         NodeStatus::Dead => &[NodeStatus::Active, NodeStatus::Draining],
-        NodeStatus::Removed => &[NodeStatus::Active, NodeStatus::Draining, NodeStatus::Dead],
+        NodeStatus::Removed => &[NodeStatus::Draining, NodeStatus::Dead],
     };
     if !from.contains(&node.status) {
         return Err(Rejection::InvalidState {
             current: node.status.as_str().to_owned(),
             allowed: from.iter().map(|status| status.as_str().to_owned()).collect(),
         });
+    }
+    let runs = state.instances_on(id).next().is_some();
+    if to == NodeStatus::Removed && node.status != NodeStatus::Dead && runs {
+        return Err(Rejection::NodeInUse(id));
     }
     let others = state.nodes.rows().any(|(other, row)| *other != id && row.is_member());
     let stays = matches!(to, NodeStatus::Active);

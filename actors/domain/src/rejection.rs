@@ -114,6 +114,9 @@ pub enum Rejection {
     /// Nobody redeems them.
     #[error("too many join tokens are waiting to be used; they are good for an hour")]
     TooManyJoinTokens,
+    /// Instances have not moved away yet.
+    #[error("the node {0} still runs instances; wait until it is drained")]
+    NodeInUse(NodeId),
     /// A cluster needs one node.
     #[error("this is the last node of the cluster; it has to stay")]
     LastNode,
@@ -153,6 +156,7 @@ impl Rejection {
             | Self::IdempotencyKeyReused
             | Self::IdempotencyInProgress
             | Self::TooManyJoinTokens
+            | Self::NodeInUse(_)
             | Self::NotOwner => false,
         }
     }

@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod cloud;
+pub mod cluster;
 pub mod deployment;
 pub mod invocation;
 pub mod job;

@@ -5,7 +5,7 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -68,6 +68,8 @@ pub struct RaftLedger {
     shards: Vec<Arc<Group<Shard>>>,
     shared: Shared,
     leading: watch::Sender<BTreeMap<u16, u64>>,
+    /// The members in Raft's numbers, for those who hold the directory already.
+    numbers: RwLock<BTreeMap<NodeId, u64>>,
     plan: Mutex<Plan>,
 }
 
@@ -120,6 +122,7 @@ impl RaftLedger {
             shards: groups,
             shared,
             leading: watch::Sender::default(),
+            numbers: RwLock::default(),
             plan: Mutex::default(),
         });
         ledger.learn_addresses();
@@ -237,6 +240,22 @@ impl RaftLedger {
         for (_, node) in directory.nodes.rows() {
             self.shared.peers.book().put(node.facts.raft_id, &node.facts.peer_address);
         }
+        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+        let members = members.map(|(id, node)| (*id, node.facts.raft_id)).collect();
+        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        if *numbers != members {
+            *numbers = members;
+        }
+    }
+
+    /// A member in Raft's numbers. Reads no directory, so it may be asked while that is held.
+    pub fn number(&self, node: NodeId) -> Option<u64> {
+        self.numbers.read().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
+    }
+
+    /// All members in Raft's numbers.
+    pub fn numbers(&self) -> BTreeMap<NodeId, u64> {
+        self.numbers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn wanted(&self) -> (Wanted, Vec<Wanted>) {
@@ -265,9 +284,17 @@ impl RaftLedger {
     }
 
     /// What each group looks like from here: the directory first, then the shards.
-    pub fn views(&self) -> Vec<View> {
-        let shards = self.shards.iter().map(|group| group.view());
-        std::iter::once(self.directory.view()).chain(shards).collect()
+    /// Each with whether this node has a replica of it; where it has none, the members are those
+    /// that the group should have.
+    pub fn views(&self) -> Vec<(View, bool)> {
+        let (_, wanted) = self.wanted();
+        let shards = self.shards.iter().zip(wanted).map(|(group, wanted)| {
+            let (view, is_here) = (group.view(), group.is_member());
+            let planned = View { voters: wanted.voters, ..view.clone() };
+            (if is_here { view } else { planned }, is_here)
+        });
+        let directory = (self.directory.view(), self.directory.is_member());
+        std::iter::once(directory).chain(shards).collect()
     }
 
     /// This node.

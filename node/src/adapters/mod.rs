@@ -21,3 +21,4 @@ pub mod series;
 pub mod source;
 pub mod system;
 pub mod tls;
+pub mod view;

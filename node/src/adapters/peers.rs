@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use actors::ports::{Ledger as _, PeerError, PeerRequest, PeerResponse, Peers};
+use actors::ports::{PeerError, PeerRequest, PeerResponse, Peers};
 use bytes::Bytes;
 use cluster::{
     RaftLedger,
@@ -30,27 +30,21 @@ pub struct NodePeers {
 
 impl NodePeers {
     fn number(&self, node: NodeId) -> Result<u64, PeerError> {
-        let known = self.ledger.directory().read().nodes.get(&node);
-        let known = known.filter(|node| node.is_member());
-        let number = known.map(|node| node.facts.raft_id);
+        let number = self.ledger.number(node);
         number.ok_or_else(|| PeerError::Unreached("it does not belong to the cluster".to_owned()))
     }
 
     /// The other members that answer.
     pub fn others(&self) -> Vec<NodeId> {
-        let directory = self.ledger.directory().read();
-        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
-        let others = members.filter(|(id, node)| {
-            **id != self.ledger.node_id() && self.alive.has(node.facts.raft_id)
-        });
-        others.map(|(id, _)| *id).collect()
+        let members = self.ledger.numbers().into_iter();
+        let others =
+            members.filter(|(id, number)| *id != self.ledger.node_id() && self.alive.has(*number));
+        others.map(|(id, _)| id).collect()
     }
 
     /// Whether there are other members, be they silent.
     pub fn has_others(&self) -> bool {
-        let directory = self.ledger.directory().read();
-        let mut members = directory.nodes.rows().filter(|(_, node)| node.is_member());
-        members.any(|(id, _)| *id != self.ledger.node_id())
+        self.ledger.numbers().keys().any(|id| *id != self.ledger.node_id())
     }
 
     /// Sends bulk.

@@ -1,7 +1,10 @@
 //! The next steps from what is to what should be. Asking again after a crash gives the same answer,
 //! so start-up, failover and repair are one path.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +139,8 @@ pub struct View<'a> {
     pub rows: &'a [Instance],
     /// What their nodes say.
     pub seen: &'a BTreeMap<InstanceId, Seen>,
+    /// Those whose node drains: they are replaced like instances of an old version.
+    pub leaving: &'a BTreeSet<InstanceId>,
     /// Exits so far.
     pub crashes: &'a Crashes,
     /// Since when it serves without a ready instance.
@@ -325,6 +330,7 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
         match view.seen.get(&row.id) {
             _ if coming == Some(row.deployment_id) && !is_live => {}
             Some(Seen::Sick) => plan.steps.push(Step::Drain(row.id, Duration::ZERO)),
+            _ if view.leaving.contains(&row.id) => old.push(row.id),
             Some(Seen::Ready(_)) if is_live => ready += 1,
             Some(Seen::Starting) if is_live && view.is_hung(row) => {
                 plan.steps.push(Step::Drain(row.id, Duration::ZERO));

@@ -1,0 +1,308 @@
+//! `/v1/cluster`: the nodes that all of this runs on, for operators; and whether this node lives and
+//! serves, for whoever balances load.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use actors::ports::GroupView;
+use domain::{
+    NodeId,
+    directory::{Command, Directory, Reply},
+    node::{Node, NodeStatus},
+};
+use http::StatusCode;
+use poem::{Endpoint, Request, Response, handler};
+use poem_openapi::{OpenApi, param::Path, payload::Json};
+
+use crate::{
+    Handle, Shared,
+    body::cluster::{
+        ClusterBody, ClusterHealthBody, JoinTokenBody, NodeBody, NodesBody, Observed,
+        ServerHealthBody, ShardBody, ShardsBody,
+    },
+    caller::Caller,
+    envelope::Success,
+    error::{ApiError, Problem, path_id},
+    repeat::{self, keyed},
+};
+
+pub(crate) struct ClusterApi(pub(crate) Handle);
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+fn node_id(text: &str) -> std::result::Result<NodeId, Problem> {
+    path_id("node", text)
+}
+
+#[OpenApi(prefix_path = "/v1/cluster", tag = "crate::document::Tag::Cluster")]
+impl ClusterApi {
+    /// Get the cluster
+    ///
+    /// Scope: `admin:*`, with a live key. Who leads, how many may be lost, which releases run.
+    #[oai(path = "/", method = "get", operation_id = "getCluster")]
+    async fn cluster(&self, caller: Caller) -> Result<Json<Success<ClusterBody>>> {
+        caller.permit_operating()?;
+        let world = &self.0.service.world;
+        let (groups, alive) = (world.ports.cluster.groups(), world.ports.cluster.alive());
+        let directory = self.0.service.directory().await?.read();
+        let (mut nodes, mut versions) = (BTreeMap::new(), BTreeMap::new());
+        for (_, node) in directory.nodes.rows() {
+            *nodes.entry(node.status.as_str().to_owned()).or_default() += 1;
+            if node.is_member() {
+                *versions.entry(node.facts.version.clone()).or_default() += 1;
+            }
+        }
+        let top = groups.first();
+        let (quorum, failure_tolerance) = tolerance(top, &alive);
+        Ok(Json(Success::of(ClusterBody {
+            leader: top.and_then(|group| group.leader).map(|id| id.to_string()),
+            term: top.map_or(0, |group| group.term),
+            quorum,
+            failure_tolerance,
+            healthy: is_healthy(&directory, &groups, &alive),
+            nodes,
+            shards: u64::from(world.ports.ledger.shards()),
+            versions,
+        })))
+    }
+
+    /// Get the health of every server
+    ///
+    /// Scope: `admin:*`, with a live key.
+    #[oai(path = "/health", method = "get", operation_id = "getClusterHealth")]
+    async fn health(&self, caller: Caller) -> Result<Json<Success<ClusterHealthBody>>> {
+        caller.permit_operating()?;
+        let cluster = &self.0.service.world.ports.cluster;
+        let (groups, alive) = (cluster.groups(), cluster.alive());
+        let top = groups.first();
+        let directory = self.0.service.directory().await?.read();
+        let members = directory.nodes.rows().filter(|(_, node)| node.status != NodeStatus::Removed);
+        let server = |(id, node): (&NodeId, &Arc<Node>)| ServerHealthBody {
+            id: id.to_string(),
+            healthy: alive.contains(id),
+            voter: top.is_some_and(|group| group.voters.contains(id)),
+            leader: top.is_some_and(|group| group.leader == Some(*id)),
+            status: node.status.as_str().to_owned(),
+            behind: top.and_then(|group| group.behind.get(id)).copied(),
+            stable_since: node.since.to_string(),
+        };
+        let (_, failure_tolerance) = tolerance(top, &alive);
+        Ok(Json(Success::of(ClusterHealthBody {
+            healthy: is_healthy(&directory, &groups, &alive),
+            failure_tolerance,
+            servers: members.map(server).collect(),
+        })))
+    }
+
+    /// List the nodes
+    ///
+    /// Scope: `admin:*`, with a live key. Removed ones included.
+    #[oai(path = "/nodes", method = "get", operation_id = "listNodes")]
+    async fn nodes(&self, caller: Caller) -> Result<Json<Success<NodesBody>>> {
+        caller.permit_operating()?;
+        let seen = self.seen();
+        let directory = self.0.service.directory().await?.read();
+        let items = directory.nodes.rows().map(|(_, node)| seen.body(&directory, node)).collect();
+        Ok(Json(Success::of(NodesBody { items, has_more: false, next_cursor: None })))
+    }
+
+    /// Get a node
+    ///
+    /// Scope: `admin:*`, with a live key.
+    #[oai(path = "/nodes/:id", method = "get", operation_id = "getNode")]
+    async fn node(
+        &self,
+        caller: Caller,
+        /// The node.
+        id: Path<String>,
+    ) -> Result<Json<Success<NodeBody>>> {
+        caller.permit_operating()?;
+        let id = node_id(&id)?;
+        let seen = self.seen();
+        let directory = self.0.service.directory().await?.read();
+        let node = directory.nodes.get(&id).ok_or(domain::Rejection::NodeNotFound(id))?;
+        Ok(Json(Success::of(seen.body(&directory, &node))))
+    }
+
+    /// Drain a node
+    ///
+    /// Scope: `admin:*`, with a live key. Leaderships and instances move to other nodes, calls in
+    /// flight finish; nothing new comes. Look at `drained`.
+    #[oai(path = "/nodes/:id/drain", method = "post", operation_id = "drainNode")]
+    async fn drain(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The node.
+        id: Path<String>,
+    ) -> Result<Json<Success<NodeBody>>> {
+        self.set(caller, request, &id, NodeStatus::Draining).await
+    }
+
+    /// Activate a node
+    ///
+    /// Scope: `admin:*`, with a live key. Ends its draining.
+    #[oai(path = "/nodes/:id/activate", method = "post", operation_id = "activateNode")]
+    async fn activate(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The node.
+        id: Path<String>,
+    ) -> Result<Json<Success<NodeBody>>> {
+        self.set(caller, request, &id, NodeStatus::Active).await
+    }
+
+    /// Remove a node
+    ///
+    /// Scope: `admin:*`, with a live key. A drained or a dead one; its replicas are made anew
+    /// elsewhere and its certificate opens nothing any more.
+    #[oai(path = "/nodes/:id/remove", method = "post", operation_id = "removeNode")]
+    async fn remove(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// The node.
+        id: Path<String>,
+    ) -> Result<Json<Success<NodeBody>>> {
+        self.set(caller, request, &id, NodeStatus::Removed).await
+    }
+
+    /// List the replicated groups
+    ///
+    /// Scope: `admin:*`, with a live key. The directory and every shard: who leads, who has replicas,
+    /// how far they are.
+    #[oai(path = "/shards", method = "get", operation_id = "listShards")]
+    async fn shards(&self, caller: Caller) -> Result<Json<Success<ShardsBody>>> {
+        caller.permit_operating()?;
+        let groups = self.0.service.world.ports.cluster.groups();
+        let items = groups.into_iter().map(shard_body).collect();
+        Ok(Json(Success::of(ShardsBody { items, has_more: false, next_cursor: None })))
+    }
+
+    /// Make a join token
+    ///
+    /// Scope: `admin:*`, with a live key. It is good for one node and one hour.
+    #[oai(path = "/join-tokens", method = "post", operation_id = "createJoinToken")]
+    async fn join_token(
+        &self,
+        caller: Caller,
+        request: &Request,
+    ) -> Result<Json<Success<JoinTokenBody>>> {
+        caller.permit_operating()?;
+        if request.headers().contains_key("idempotency-key") {
+            let why = "is not taken here: a token is shown once; make another one";
+            return Err(Problem::field("Idempotency-Key", why).into());
+        }
+        let made = self.0.service.world.ports.cluster.mint_token().await;
+        let made = made.map_err(actors::call::ServiceError::from)?;
+        Ok(Json(Success::of(JoinTokenBody {
+            token: made.token,
+            address: made.address,
+            expires_at: made.expires_at.to_string(),
+        })))
+    }
+}
+
+impl ClusterApi {
+    async fn set(
+        &self,
+        caller: Caller,
+        request: &Request,
+        id: &str,
+        to: NodeStatus,
+    ) -> Result<Json<Success<NodeBody>>> {
+        caller.permit_operating()?;
+        let id = node_id(id)?;
+        let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
+        let answer = self.0.service.change(Command::SetNodeStatus { id, to }, key).await?;
+        let Reply::Node(node) = answer.value else { return Err(Problem::internal().into()) };
+        let seen = self.seen();
+        let directory = self.0.service.world.directory().read();
+        Ok(Json(Success::of(seen.body(&directory, &node))))
+    }
+
+    fn seen(&self) -> Seen {
+        let cluster = &self.0.service.world.ports.cluster;
+        Seen { alive: cluster.alive(), ready: cluster.ready() }
+    }
+}
+
+/// Who answers, and who serves.
+struct Seen {
+    alive: BTreeSet<NodeId>,
+    ready: BTreeSet<NodeId>,
+}
+
+impl Seen {
+    fn body(&self, directory: &Directory, node: &Node) -> NodeBody {
+        let id = node.facts.id;
+        let leads = directory.leaders.rows().filter(|(_, leader)| leader.node == id);
+        let seen = Observed {
+            alive: self.alive.contains(&id),
+            ready: self.ready.contains(&id),
+            instances: directory.instances_on(id).count() as u64,
+            leads: leads.map(|(shard, _)| *shard).collect(),
+        };
+        NodeBody::of(node, seen)
+    }
+}
+
+/// Voters that must agree, and voters that may be lost beside those that are.
+fn tolerance(directory: Option<&GroupView>, alive: &BTreeSet<NodeId>) -> (u64, u64) {
+    let Some(group) = directory else { return (0, 0) };
+    let quorum = group.voters.len() / 2 + 1;
+    let alive = group.voters.iter().filter(|id| alive.contains(id)).count();
+    (quorum as u64, alive.saturating_sub(quorum) as u64)
+}
+
+fn is_healthy(directory: &Directory, groups: &[GroupView], alive: &BTreeSet<NodeId>) -> bool {
+    let mut members = directory.nodes.rows().filter(|(_, node)| node.status != NodeStatus::Removed);
+    groups.iter().all(|group| group.leader.is_some()) && members.all(|(id, _)| alive.contains(id))
+}
+
+fn shard_body(group: GroupView) -> ShardBody {
+    let names = |ids: &[NodeId]| ids.iter().map(ToString::to_string).collect();
+    ShardBody {
+        name: group.shard.map_or_else(|| "directory".to_owned(), |shard| shard.to_string()),
+        leader: group.leader.map(|id| id.to_string()),
+        term: group.term,
+        voters: names(&group.voters),
+        learners: names(&group.learners),
+        last_index: group.last_index,
+        applied_index: group.applied_index,
+        behind: group.behind.iter().map(|(id, behind)| (id.to_string(), *behind)).collect(),
+    }
+}
+
+/// The process lives.
+#[handler]
+pub(crate) fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Whether this node serves: the directory has a leader and this node is not draining.
+pub(crate) struct Readiness(pub(crate) Arc<Shared>);
+
+impl Endpoint for Readiness {
+    type Output = Response;
+
+    async fn call(&self, _: Request) -> poem::Result<Response> {
+        let world = &self.0.service.world;
+        let has_leader =
+            world.ports.cluster.groups().first().is_none_or(|group| group.leader.is_some());
+        let drains = {
+            let directory = world.directory().read();
+            let own = directory.nodes.get(&world.node_id);
+            own.is_some_and(|node| node.status != NodeStatus::Active)
+        };
+        let (status, words) = match (has_leader, drains) {
+            (true, false) => (StatusCode::OK, "ready\n"),
+            (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "the cluster has no leader\n"),
+            (true, true) => (StatusCode::SERVICE_UNAVAILABLE, "this node drains\n"),
+        };
+        Ok(Response::builder().status(status).content_type("text/plain").body(words))
+    }
+}

@@ -17,7 +17,12 @@ use cluster::{
     gossip::Alive,
     peer::{PeerBody, client::FROM, server::status, whole},
 };
-use domain::{NodeId, Rejection, directory::Command, machine::Entry, node::{NodeStatus, ZONE_LABEL}};
+use domain::{
+    NodeId, Rejection,
+    directory::Command,
+    machine::Entry,
+    node::{NodeStatus, ZONE_LABEL},
+};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited, StreamBody};

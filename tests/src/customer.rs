@@ -21,8 +21,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The data of a success with this status.
-    #[track_caller]
+    /// The error's code; empty if there is none.
+    pub fn code(&self) -> &str {
+        self.body["error"]["code"].as_str().unwrap_or_default()
+    }
+
+    /// The data of an answer with this status.
     pub fn data(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{:#}", self.body);
         assert_eq!(self.body["success"], true, "{:#}", self.body);

@@ -1,11 +1,13 @@
 //! The kit: a real node in a process of its own, a customer who talks to it over HTTPS, and sources
 //! of small agents.
 
+mod cluster;
 mod customer;
 pub mod engine;
 mod node;
 pub mod source;
 
+pub use cluster::{Cluster, Member};
 pub use customer::{Answer, Customer, eventually};
 pub use node::Node;
 

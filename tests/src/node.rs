@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::Customer;
 
 /// Settings that make time short.
-const QUICK: [(&str, &str); 6] = [
+pub(crate) const QUICK: [(&str, &str); 6] = [
     ("ROOST_DEPLOY__MIN_HEALTHY", "300ms"),
     ("ROOST_HEALTH__INTERVAL", "500ms"),
     ("ROOST_RUNTIME__KILL_AFTER", "1s"),
@@ -35,7 +35,7 @@ pub struct Node {
     test_key: String,
 }
 
-fn binary() -> PathBuf {
+pub(crate) fn binary() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let folder = test.parent().and_then(Path::parent).expect("target/<profile>/deps");
     let binary = folder.join("roost");
@@ -56,7 +56,7 @@ fn spawn(data: &Path, settings: &[(String, String)]) -> (Child, Value) {
     (child, ready.unwrap_or_else(|error| panic!("not the line of `dev --json`: {line:?}: {error}")))
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 

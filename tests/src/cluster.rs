@@ -1,0 +1,245 @@
+//! A cluster as its operator has it: `roost dev --nodes N --json`, real processes that come together
+//! by tokens; any of them may be killed, paused and started again.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::{Condvar, Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    Customer,
+    node::{QUICK, binary, text},
+};
+
+/// Clusters at once: more would only take each other's processors.
+const AT_ONCE: usize = 2;
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// A running cluster; it ends with its value.
+pub struct Cluster {
+    dev: Child,
+    /// Its folder.
+    pub data: TempDir,
+    /// Its nodes.
+    pub nodes: Vec<Member>,
+    settings: Vec<(String, String)>,
+    live_key: String,
+    test_key: String,
+    again: Vec<Child>,
+}
+
+/// One node of it.
+pub struct Member {
+    /// Its id.
+    pub id: String,
+    /// Where it is reached.
+    pub base_url: String,
+    /// Its process.
+    pub pid: u32,
+    folder: PathBuf,
+}
+
+fn take_a_place() {
+    let (count, free) = &RUNNING;
+    let count = count.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut count =
+        free.wait_while(count, |count| *count >= AT_ONCE).unwrap_or_else(PoisonError::into_inner);
+    *count += 1;
+}
+
+fn give_the_place_back() {
+    let (count, free) = &RUNNING;
+    *count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    free.notify_one();
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([name, &pid.to_string()]).stderr(Stdio::null()).status();
+    assert!(sent.is_ok(), "signals can be sent");
+}
+
+fn is_gone(pid: u32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = state.rsplit(')').next().unwrap_or_default().trim().chars().next();
+    matches!(state, None | Some('Z'))
+}
+
+fn first_line(child: &mut Child) -> Value {
+    let out = child.stdout.take().expect("its output is ours");
+    let mut line = String::new();
+    BufReader::new(out).read_line(&mut line).expect("it says that it is ready");
+    let ready = serde_json::from_str(&line);
+    ready.unwrap_or_else(|error| panic!("not the line of a ready node: {line:?}: {error}"))
+}
+
+impl Cluster {
+    /// So many nodes with short times.
+    pub fn of(nodes: usize) -> Self {
+        Self::with(nodes, &[])
+    }
+
+    /// So many nodes with short times and these settings.
+    pub fn with(nodes: usize, settings: &[(&str, &str)]) -> Self {
+        take_a_place();
+        let settings: Vec<_> = QUICK
+            .iter()
+            .chain(&[("ROOST_CLUSTER__REPLACEMENT_GRACE", "2s")])
+            .chain(settings)
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let data = tempfile::tempdir().expect("a temporary folder");
+        let mut dev = Command::new(binary())
+            .args(["dev", "--json", "--port", "0", "--nodes", &nodes.to_string(), "--data"])
+            .arg(data.path())
+            .envs(settings.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("the cluster starts");
+        let ready = first_line(&mut dev);
+        let member = |(place, node): (usize, &Value)| Member {
+            id: text(&node["node_id"]),
+            base_url: text(&node["base_url"]),
+            pid: u32::try_from(node["pid"].as_u64().expect("a pid")).expect("a pid"),
+            folder: data.path().join(format!("node-{}", place + 1)),
+        };
+        let listed = ready["nodes"].as_array().expect("nodes");
+        let nodes = listed.iter().enumerate().map(member).collect();
+        let (live_key, test_key) = (text(&ready["live_key"]), text(&ready["test_key"]));
+        Self { dev, data, nodes, settings, live_key, test_key, again: vec![] }
+    }
+
+    /// Somebody with the live key, at one node.
+    pub fn customer(&self, node: usize) -> Customer {
+        self.caller(node, &self.live_key)
+    }
+
+    /// Somebody with the test key, at one node.
+    pub fn tester(&self, node: usize) -> Customer {
+        self.caller(node, &self.test_key)
+    }
+
+    fn caller(&self, node: usize, key: &str) -> Customer {
+        let authority = self.nodes[0].folder.join("tls/ca.pem");
+        Customer::new(&self.nodes[node].base_url, &authority, key)
+    }
+
+    /// The place of the node with this id.
+    pub fn place(&self, id: &str) -> usize {
+        self.nodes.iter().position(|node| node.id == id).expect("a node of this cluster")
+    }
+
+    /// `kill -9`.
+    pub fn kill(&self, node: usize) {
+        let pid = self.nodes[node].pid;
+        signal(pid, "-KILL");
+        while !is_gone(pid) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn terminate(&self, node: usize) {
+        let pid = self.nodes[node].pid;
+        signal(pid, "-TERM");
+        while !is_gone(pid) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Stops a node's clock.
+    pub fn pause(&self, node: usize) {
+        signal(self.nodes[node].pid, "-STOP");
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self, node: usize) {
+        signal(self.nodes[node].pid, "-CONT");
+    }
+
+    /// Starts nodes again that were killed or terminated; ready on return.
+    pub fn restart(&mut self, nodes: &[usize]) {
+        let starting: Vec<(usize, Child)> =
+            nodes.iter().map(|node| (*node, self.serve(*node))).collect();
+        for (node, mut child) in starting {
+            let ready = first_line(&mut child);
+            assert_eq!(text(&ready["node_id"]), self.nodes[node].id, "it is the same node");
+            self.nodes[node].pid = child.id();
+            self.again.push(child);
+        }
+    }
+
+    fn serve(&self, node: usize) -> Child {
+        let address = self.nodes[node].base_url.trim_start_matches("https://").to_owned();
+        Command::new(binary())
+            .args(["serve", "--json", "--peer", "127.0.0.1:0", "--clients", &address, "--data"])
+            .arg(&self.nodes[node].folder)
+            .envs(self.settings.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("the node starts")
+    }
+
+    /// A command of the operator on the machine of a node.
+    pub fn operate(&self, node: usize, command: &[&str]) -> Output {
+        let mut operator = Command::new(binary());
+        operator.args(command).arg("--data").arg(&self.nodes[node].folder);
+        operator.stdin(Stdio::null()).output().expect("it runs")
+    }
+
+    /// A new node by a token: its folder, its process and where it is reached.
+    pub fn grow(&mut self) {
+        let token = self.operate(0, &["token"]);
+        assert!(token.status.success(), "{}", String::from_utf8_lossy(&token.stderr));
+        let said = String::from_utf8_lossy(&token.stderr).into_owned();
+        let address = said.lines().find_map(|line| line.split("--token").nth(1)).expect("a hint");
+        let address = address.split_whitespace().last().expect("an address").to_owned();
+        let token = String::from_utf8_lossy(&token.stdout).trim().to_owned();
+        let folder = self.data.path().join(format!("node-{}", self.nodes.len() + 1));
+        let joined = Command::new(binary())
+            .args(["join", "--token", &token, &address, "--data"])
+            .arg(&folder)
+            .output()
+            .expect("it runs");
+        assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+        let base_url = "https://127.0.0.1:0".to_owned();
+        self.nodes.push(Member { id: String::new(), base_url, pid: 0, folder });
+        let place = self.nodes.len() - 1;
+        let mut child = self.serve(place);
+        let ready = first_line(&mut child);
+        let member = &mut self.nodes[place];
+        member.id = text(&ready["node_id"]);
+        member.base_url = text(&ready["base_url"]);
+        member.pid = child.id();
+        self.again.push(child);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A graceful end first, so that no agent's process is left for the next test to meet.
+        self.nodes.iter().filter(|node| node.pid > 0).for_each(|node| {
+            signal(node.pid, "-CONT");
+            signal(node.pid, "-TERM");
+        });
+        signal(self.dev.id(), "-TERM");
+        for child in self.again.iter_mut().chain([&mut self.dev]) {
+            for _ in 0..200 {
+                if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        give_the_place_back();
+    }
+}

@@ -1,0 +1,168 @@
+//! Any node answers any call, wherever what it is about lives.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde_json::{Value, json};
+use tests::{Cluster, Customer, eventually, source::ECHO};
+
+const WHO: &str = "
+import json, os, time
+
+def invoke(input, context):
+    print('asked', input.get('n'), flush=True)
+    time.sleep(input.get('sleep', 0))
+    return {'instance': os.environ['ROOST_INSTANCE_ID'], 'text': 'x' * input.get('size', 0)}
+";
+
+const STREAM: &str = "
+import time
+
+def invoke(input, context):
+    for word in ['one', 'two', 'three']:
+        yield word
+        time.sleep(0.05)
+";
+
+/// Deploys with so many instances and waits until all of them run.
+pub(crate) async fn deploy(me: &Customer, name: &str, code: &str, instances: usize) -> String {
+    let mut wanted = me.wanted(name, &[("agent.py", code)]).await;
+    wanted["scaling"] = json!({ "min_instances": instances, "max_instances": instances.max(1) });
+    let id = me.deploy_as(&wanted).await;
+    running(me, &id, instances).await;
+    id
+}
+
+/// Waits until so many instances run; tells on which nodes.
+pub(crate) async fn running(me: &Customer, id: &str, instances: usize) -> Vec<String> {
+    eventually("all instances run", Duration::from_secs(30), async || {
+        let all = me.get(&format!("/v1/agents/{id}/instances")).await.data(200);
+        let items = all["items"].as_array().expect("a list").clone();
+        let on = |one: &Value| one["node_id"].as_str().unwrap_or_default().to_owned();
+        let is_running = |one: &&Value| one["status"] == "running";
+        let nodes: Vec<String> = items.iter().filter(is_running).map(on).collect();
+        if nodes.len() == instances && items.len() == instances {
+            Ok(nodes)
+        } else {
+            Err(all.to_string())
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn any_node_answers_any_call() {
+    let cluster = Cluster::of(3);
+    let [one, two, three] = [0, 1, 2].map(|node| cluster.customer(node));
+    let id = deploy(&two, "who", WHO, 3).await;
+    let nodes: BTreeSet<String> = running(&three, &id, 3).await.into_iter().collect();
+    assert_eq!(nodes.len(), 3, "the instances spread over all nodes");
+    let mut seen = BTreeSet::new();
+    for me in [&one, &two, &three] {
+        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+        assert_eq!(agent["status"], "running");
+        let calls = (0..12).map(|n| {
+            let (input, id) = (json!({ "n": n, "sleep": 0.2 }), id.clone());
+            async move { me.invoke(&id, &input).await.data(200) }
+        });
+        let calls: Vec<_> = calls.collect();
+        for answer in futures::future::join_all(calls).await {
+            seen.insert(answer["output"]["instance"].as_str().expect("a name").to_owned());
+        }
+    }
+    assert_eq!(seen.len(), 3, "calls over one node reach instances of all nodes");
+    a_write_is_seen_everywhere(&cluster, &id).await;
+    jobs_are_one_list(&cluster, &id).await;
+    logs_and_metrics_are_whole(&cluster, &id).await;
+}
+
+/// What one node acknowledged, every other node shows at once.
+async fn a_write_is_seen_everywhere(cluster: &Cluster, id: &str) {
+    for round in 0..30_usize {
+        let writer = cluster.customer(round % 3);
+        let reader = cluster.customer((round + 1) % 3);
+        let note = json!({ "metadata": { "round": round.to_string() } });
+        writer.patch(&format!("/v1/agents/{id}"), &note).await.data(200);
+        let agent = reader.get(&format!("/v1/agents/{id}")).await.data(200);
+        assert_eq!(agent["metadata"]["round"], round.to_string());
+    }
+}
+
+/// Jobs are accepted anywhere and found from anywhere, long results included.
+async fn jobs_are_one_list(cluster: &Cluster, id: &str) {
+    let mut jobs = vec![];
+    for n in 0..9_usize {
+        let me = cluster.customer(n % 3);
+        jobs.push(me.job(id, json!({ "input": { "n": n, "size": 100_000 } })).await);
+    }
+    for (n, job) in jobs.iter().enumerate() {
+        let me = cluster.customer((n + 1) % 3);
+        let ended = me.ended(job).await;
+        assert_eq!(ended["status"], "completed", "{ended:#}");
+        assert_eq!(ended["output"]["text"].as_str().map(str::len), Some(100_000));
+    }
+    for node in 0..3 {
+        let listed = cluster.customer(node).get(&format!("/v1/jobs?agent_id={id}")).await.data(200);
+        let listed = listed["items"].as_array().expect("a list").iter();
+        let listed: BTreeSet<String> =
+            listed.map(|job| job["job_id"].as_str().expect("an id").to_owned()).collect();
+        assert_eq!(listed, jobs.iter().cloned().collect());
+    }
+}
+
+async fn logs_and_metrics_are_whole(cluster: &Cluster, id: &str) {
+    for node in 0..3 {
+        let me = cluster.customer(node);
+        let lines =
+            me.get(&format!("/v1/agents/{id}/logs?tail=1000&stream=stdout")).await.data(200);
+        let lines = lines["items"].as_array().expect("a list").clone();
+        let nodes: BTreeSet<&str> =
+            lines.iter().filter_map(|line| line["node_id"].as_str()).collect();
+        assert_eq!(nodes.len(), 3, "lines of every node");
+        assert_eq!(lines.len(), 36 + 9, "each once");
+        let times: Vec<&str> = lines.iter().filter_map(|line| line["timestamp"].as_str()).collect();
+        assert!(times.is_sorted(), "oldest first: {times:?}");
+        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+        assert_eq!(agent["metrics"]["requests_24h"], 36 + 9, "calls over all nodes");
+        assert_eq!(agent["scaling"]["current_instances"], 3);
+        let metrics = me.get(&format!("/v1/agents/{id}/metrics")).await.data(200);
+        assert_eq!(metrics["summary"]["requests"], 36 + 9);
+    }
+}
+
+#[tokio::test]
+async fn streams_and_the_agents_own_paths_cross_nodes() {
+    let cluster = Cluster::of(3);
+    let me = cluster.customer(0);
+    let id = deploy(&me, "stream", STREAM, 1).await;
+    let echo = deploy(&me, "echo", ECHO, 1).await;
+    for node in 0..3 {
+        let me = cluster.customer(node);
+        let events = me.stream(&id, &json!(null)).await;
+        let chunks: Vec<_> = events.iter().filter_map(|event| event["content"].as_str()).collect();
+        assert_eq!(chunks, ["one", "two", "three"], "{events:?}");
+        let path = format!("/v1/agents/{echo}/http/invoke");
+        let body = json!({ "input": 7, "context": { "version": 1 } });
+        let answer = me.post(&path, &body).await;
+        assert_eq!((answer.status, &answer.body["output"]["echo"]), (200, &json!(7)), "{answer:?}");
+        let answer = me.get(&format!("/v1/agents/{echo}/http/health")).await;
+        assert_eq!(answer.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_equal_posts_on_all_nodes_make_one_job() {
+    let cluster = Cluster::of(3);
+    let me = cluster.customer(0);
+    let id = deploy(&me, "once", ECHO, 1).await;
+    let posts = (0..100).map(|n| {
+        let me = cluster.customer(n % 3);
+        let path = format!("/v1/agents/{id}/invoke");
+        let request = me.request(reqwest::Method::POST, &path).header("idempotency-key", "the one");
+        let request = request.json(&json!({ "input": "once", "async": true }));
+        async move { me.send(request).await.data(200)["job_id"].as_str().expect("an id").to_owned() }
+    });
+    let jobs: BTreeSet<String> = futures::future::join_all(posts).await.into_iter().collect();
+    assert_eq!(jobs.len(), 1, "{jobs:?}");
+    let listed = me.get(&format!("/v1/jobs?agent_id={id}")).await.data(200);
+    assert_eq!(listed["items"].as_array().map(Vec::len), Some(1));
+}

@@ -1,0 +1,7 @@
+//! Several nodes, real processes: any node answers any call, and nothing acknowledged is lost.
+
+mod failover;
+mod forward;
+mod history;
+mod members;
+mod strangers;

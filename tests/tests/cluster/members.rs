@@ -1,0 +1,194 @@
+//! Nodes come and go: growing, draining, leaving, restarting one after the other under load.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tests::{Cluster, Customer, eventually, source::ECHO};
+
+use crate::forward::{deploy, running};
+
+async fn nodes(me: &Customer) -> Vec<Value> {
+    me.get("/v1/cluster/nodes").await.data(200)["items"].as_array().expect("a list").clone()
+}
+
+async fn replicas_settle(me: &Customer, voters: usize) {
+    eventually("every group has its replicas", Duration::from_secs(20), async || {
+        let groups = me.get("/v1/cluster/shards").await.data(200);
+        let groups = groups["items"].as_array().expect("a list").clone();
+        let fits = |group: &Value| {
+            group["leader"].is_string() && group["voters"].as_array().map(Vec::len) == Some(voters)
+        };
+        if groups.iter().all(fits) { Ok(()) } else { Err(json!(groups).to_string()) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_single_node_grows_into_a_cluster_and_keeps_everything() {
+    let mut cluster = Cluster::of(2);
+    let me = cluster.customer(0);
+    let id = deploy(&me, "early", ECHO, 1).await;
+    let glance = me.get("/v1/cluster").await.data(200);
+    assert_eq!((&glance["failure_tolerance"], &glance["quorum"]), (&json!(0), &json!(2)));
+    for _ in 0..3 {
+        cluster.grow();
+    }
+    let newest = cluster.customer(4);
+    assert_eq!(newest.get(&format!("/v1/agents/{id}")).await.data(200)["name"], "early");
+    assert_eq!(newest.invoke(&id, &json!(1)).await.data(200)["output"]["echo"], 1);
+    eventually("five nodes, five voters of the directory", Duration::from_secs(30), async || {
+        let glance = newest.get("/v1/cluster").await.data(200);
+        let fits = glance["failure_tolerance"] == 2 && glance["nodes"]["active"] == 5;
+        if fits { Ok(()) } else { Err(glance.to_string()) }
+    })
+    .await;
+    eventually("shards are on three nodes each", Duration::from_secs(30), async || {
+        let groups = newest.get("/v1/cluster/shards").await.data(200);
+        let groups = groups["items"].as_array().expect("a list").clone();
+        let mut held = std::collections::BTreeSet::new();
+        for group in &groups[1..] {
+            let voters = group["voters"].as_array().expect("a list");
+            held.extend(voters.iter().map(ToString::to_string));
+            if voters.len() != 3 || !group["leader"].is_string() {
+                return Err(group.to_string());
+            }
+        }
+        if held.len() == 5 { Ok(()) } else { Err(format!("only {} nodes have shards", held.len())) }
+    })
+    .await;
+    // Jobs whose shard is not on the node that is asked.
+    let mut jobs = vec![];
+    for n in 0..15 {
+        jobs.push((n, cluster.customer(n % 5).job(&id, json!({ "input": n })).await));
+    }
+    for (n, job) in &jobs {
+        for node in 0..5 {
+            let ended = cluster.customer(node).ended(job).await;
+            assert_eq!(ended["output"]["echo"], json!(n), "over node {node}: {ended:#}");
+        }
+    }
+    for node in 0..5 {
+        let listed = cluster.customer(node).get("/v1/jobs?limit=100").await.data(200);
+        assert_eq!(listed["items"].as_array().map(Vec::len), Some(jobs.len()));
+    }
+    // Two of five may be lost.
+    cluster.kill(0);
+    cluster.kill(3);
+    let me = cluster.customer(4);
+    let made = me.post("/v1/clouds", &json!({ "name": "after-two-losses" })).await;
+    assert_eq!(made.status, 201, "{made:?}");
+}
+
+#[tokio::test]
+async fn a_node_drains_leaves_and_is_not_missed() {
+    let cluster = Cluster::of(3);
+    let me = cluster.customer(0);
+    let id = deploy(&me, "moved", ECHO, 3).await;
+    let leaver = cluster.nodes[2].id.clone();
+    let drained = me.call(&format!("/v1/cluster/nodes/{leaver}/drain")).await.data(200);
+    assert_eq!(drained["status"], "draining");
+    let not_ready = cluster.customer(2).get("/readyz").await;
+    assert_eq!(not_ready.status, 503);
+    eventually("nothing is on it", Duration::from_secs(30), async || {
+        let all = nodes(&me).await;
+        let row = all.iter().find(|row| row["id"] == json!(leaver)).expect("it is listed");
+        if row["drained"] == true { Ok(()) } else { Err(row.to_string()) }
+    })
+    .await;
+    let on = running(&me, &id, 3).await;
+    assert!(!on.contains(&leaver));
+    me.call(&format!("/v1/cluster/nodes/{leaver}/activate")).await.data(200);
+    let early = me.call(&format!("/v1/cluster/nodes/{leaver}/remove")).await;
+    assert_eq!((early.status, early.code()), (409, "INVALID_STATE"), "an active node stays");
+    let left = cluster.operate(2, &["leave", "--within", "60s"]);
+    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    eventually("two are left", Duration::from_secs(20), async || {
+        let glance = me.get("/v1/cluster").await.data(200);
+        let fits = glance["nodes"] == json!({ "active": 2, "removed": 1 });
+        if fits { Ok(()) } else { Err(glance.to_string()) }
+    })
+    .await;
+    replicas_settle(&me, 2).await;
+    assert_eq!(me.invoke(&id, &json!(1)).await.data(200)["output"]["echo"], 1);
+    let table = cluster.operate(0, &["cluster", "nodes"]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains("removed"));
+}
+
+#[tokio::test]
+async fn a_rolling_restart_under_load_shows_nothing_that_one_retry_does_not_cure() {
+    let mut cluster = Cluster::of(3);
+    let me = cluster.customer(0);
+    let id = deploy(&me, "steady", ECHO, 3).await;
+    for victim in 0..3 {
+        let (stop, calls, retries) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        let load = (0..3).filter(|node| *node != victim).map(|node| {
+            let (me, id) = (cluster.customer(node), id.clone());
+            let (stop, calls, retries) =
+                (Arc::clone(&stop), Arc::clone(&calls), Arc::clone(&retries));
+            tokio::spawn(async move {
+                while !stop.load(Relaxed) {
+                    let mut answer = me.invoke(&id, &json!(1)).await;
+                    if answer.status != 200 {
+                        retries.fetch_add(1, Relaxed);
+                        answer = me.invoke(&id, &json!(1)).await;
+                    }
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    let note = json!({ "metadata": { "n": calls.load(Relaxed).to_string() } });
+                    let mut answer = me.patch(&format!("/v1/agents/{id}"), &note).await;
+                    if answer.status != 200 {
+                        retries.fetch_add(1, Relaxed);
+                        answer = me.patch(&format!("/v1/agents/{id}"), &note).await;
+                    }
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    calls.fetch_add(2, Relaxed);
+                }
+            })
+        });
+        let load: Vec<_> = load.collect();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        cluster.terminate(victim);
+        cluster.restart(&[victim]);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        stop.store(true, Relaxed);
+        for task in load {
+            task.await.expect("no call failed twice");
+        }
+        assert!(calls.load(Relaxed) > 50, "{} calls", calls.load(Relaxed));
+        running(&cluster.customer(victim), &id, 3).await;
+    }
+}
+
+#[tokio::test]
+async fn the_cluster_is_looked_after_with_full_access_and_a_live_key() {
+    let cluster = Cluster::of(2);
+    let me = cluster.customer(0);
+    let refused = cluster.tester(0).get("/v1/cluster").await;
+    assert_eq!((refused.status, refused.code()), (403, "TEST_MODE_ONLY"));
+    let unknown = "node_01j00000000000000000000000";
+    for path in ["", "/drain", "/activate", "/remove"] {
+        let path = format!("/v1/cluster/nodes/{unknown}{path}");
+        let answer =
+            if path.ends_with(unknown) { me.get(&path).await } else { me.call(&path).await };
+        assert_eq!((answer.status, answer.code()), (404, "NODE_NOT_FOUND"), "{path}");
+    }
+    let token = me.call("/v1/cluster/join-tokens").await.data(200);
+    assert!(token["token"].as_str().is_some_and(|text| text.starts_with("roost-join-1.")));
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(me.get(path).await.status, 200, "{path}");
+    }
+    let health = me.get("/v1/cluster/health").await.data(200);
+    assert_eq!(
+        (&health["healthy"], health["servers"].as_array().map(Vec::len)),
+        (&json!(true), Some(2))
+    );
+}

@@ -82,6 +82,8 @@ const REQUESTS_END_WITHIN: Duration = Duration::from_secs(10);
 const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long killed instances may take to be gone.
 const INSTANCES_END_WITHIN: Duration = Duration::from_secs(5);
+/// How long a folder may still be locked by a node that is on its way out.
+const LOCK_WAITED_FOR: Duration = Duration::from_secs(1);
 /// Ports tried for a node that may have any.
 const PORT_TRIES: u32 = 20;
 /// How long an idle connection stays open.
@@ -141,8 +143,11 @@ impl Adapters {
             "this machine lacks isolation that runtime.minimum_isolation asks for: {missing:?}"
         );
         let ports = config.runtime.port_first..=config.runtime.port_last;
-        let process = Arc::new(ProcessRuntime::open(data, isolation, ports)?);
-        let blobs = CopiedBlobs::new(Arc::new(FolderBlobs::open(&data.join("blobs"))?));
+        let process = ProcessRuntime::open(data, isolation, ports)
+            .context("what an earlier life left behind could not be cleared away")?;
+        let process = Arc::new(process);
+        let blobs = FolderBlobs::open(&data.join("blobs")).context("the folder of blobs")?;
+        let blobs = CopiedBlobs::new(Arc::new(blobs));
         let git = GitHost { base_url: config.github.base_url.clone() };
         let fetcher = Arc::new(Fetcher { blobs: Arc::clone(&blobs), git });
         let builder =
@@ -520,10 +525,25 @@ fn prepare(data: &Path) -> io::Result<()> {
 fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
     let file =
         fs::OpenOptions::new().create(true).truncate(false).write(true).open(data.join("lock"))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).with_context(
-        || format!("another node is using {}; stop it, or choose another --data", data.display()),
-    )?;
-    Ok(file)
+    let until = std::time::Instant::now() + LOCK_WAITED_FOR;
+    loop {
+        let locked = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        match locked {
+            Ok(()) => return Ok(file),
+            // One that was just killed may take a moment to be gone.
+            Err(_) if std::time::Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "another node is using {}; stop it, or choose another --data",
+                        data.display()
+                    )
+                });
+            }
+        }
+    }
 }
 
 async fn open_ledger(

@@ -107,7 +107,10 @@ impl Cluster {
             id: text(&node["node_id"]),
             base_url: text(&node["base_url"]),
             pid: u32::try_from(node["pid"].as_u64().expect("a pid")).expect("a pid"),
-            folder: data.path().join(format!("node-{}", place + 1)),
+            folder: match nodes {
+                1 => data.path().to_owned(),
+                _ => data.path().join(format!("node-{}", place + 1)),
+            },
         };
         let listed = ready["nodes"].as_array().expect("nodes");
         let nodes = listed.iter().enumerate().map(member).collect();
@@ -202,7 +205,7 @@ impl Cluster {
         let address = said.lines().find_map(|line| line.split("--token").nth(1)).expect("a hint");
         let address = address.split_whitespace().last().expect("an address").to_owned();
         let token = String::from_utf8_lossy(&token.stdout).trim().to_owned();
-        let folder = self.data.path().join(format!("node-{}", self.nodes.len() + 1));
+        let folder = self.data.path().join(format!("joined-{}", self.nodes.len() + 1));
         let joined = Command::new(binary())
             .args(["join", "--token", &token, &address, "--data"])
             .arg(&folder)

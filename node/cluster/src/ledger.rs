@@ -126,6 +126,7 @@ impl RaftLedger {
             plan: Mutex::default(),
         });
         ledger.learn_addresses();
+        ledger.wanted();
         Ok(ledger)
     }
 
@@ -264,6 +265,11 @@ impl RaftLedger {
         if plan.spots != spots {
             plan.directory = placement::directory(&spots);
             plan.shards = placement::shards(&spots, self.shards());
+            for (group, wanted) in self.shards.iter().zip(&plan.shards) {
+                group.set_wanted(
+                    wanted.voters.is_empty() || wanted.voters.contains(&self.shared.node),
+                );
+            }
             plan.spots = spots;
         }
         (plan.directory.clone(), plan.shards.clone())

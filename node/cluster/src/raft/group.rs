@@ -5,7 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -113,6 +116,7 @@ pub struct Group<M: Machine> {
     pub(super) shared: Shared,
     forwarder: Forwarder,
     transferred: Mutex<Option<Instant>>,
+    is_wanted: AtomicBool,
 }
 
 impl<M: Machine> Group<M> {
@@ -142,7 +146,8 @@ impl<M: Machine> Group<M> {
         let forwarder =
             Forwarder::new(number, shared.node, Arc::clone(&shared.peers), shared.deadline, hint);
         let (shared, transferred) = (shared.clone(), Mutex::default());
-        Ok(Self { number, raft, replica, log, shared, forwarder, transferred })
+        let is_wanted = AtomicBool::new(true);
+        Ok(Self { number, raft, replica, log, shared, forwarder, transferred, is_wanted })
     }
 
     /// The state, for readers.
@@ -278,7 +283,18 @@ impl<M: Machine> Group<M> {
     }
 
     /// Whether this node has a replica of the group.
+    ///
+    /// One that was taken out of the group does not hear of it: what the members should be tells.
     pub fn is_member(&self) -> bool {
+        self.is_wanted.load(Relaxed) && self.believes_to_be_member()
+    }
+
+    /// Says whether this node should have a replica.
+    pub fn set_wanted(&self, is_wanted: bool) {
+        self.is_wanted.store(is_wanted, Relaxed);
+    }
+
+    fn believes_to_be_member(&self) -> bool {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let mut nodes = metrics.membership_config.membership().nodes();

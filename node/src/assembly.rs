@@ -201,12 +201,14 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         .context("this folder belongs to no node; begin with `roost init` or `roost join`")?;
     let keys = Keys::open(&data.join("keys"))?;
     let authority = Authority::open(&data.join("keys"))?;
-    let names = local_names().into_iter().chain(config.http.names.clone()).collect::<Vec<_>>();
-    let certificates = Certificates::open(&data.join("tls"), &names, &authority)?;
     let adapters = Adapters::open(&data, &identity, config, &program).await?;
     let door = listen(place.clients, "--port").await?;
-    let base_url = public_url(config, door.local_addr()?);
     let peers = open_peers(&data, &mut identity, &place, &authority).await?;
+    let host = identity.peer_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+    let base_url = public_url(config, door.local_addr()?, host);
+    let names = local_names().into_iter().chain([host.trim_matches(['[', ']']).to_owned()]);
+    let names: Vec<String> = names.chain(config.http.names.clone()).collect();
+    let certificates = Certificates::open(&data.join("tls"), &names, &authority)?;
     let watch = Watch::new(config.actors().builds);
     let ledger = open_ledger(&data, &mut identity, config, &watch, &peers).await?;
     let port = PeerPort::new(Arc::clone(&ledger));
@@ -218,6 +220,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     tasks.spawn(peer::server::serve(peers.listener, tls, Arc::clone(&port) as _, closing));
     tasks.spawn(Arc::clone(&ledger).run());
     let (alive, ready) = (Alive::new(identity.raft_id), Arc::new(AtomicBool::new(false)));
+    ledger.heed(Arc::clone(&alive));
     let gossip = gossip(peers.socket, &identity, &keys, &ledger, &alive, &watch, &ready).await?;
     tasks.spawn(gossip.run(stopped.clone()));
     let runtime = Arc::clone(&adapters.runtime);
@@ -606,17 +609,11 @@ fn first_organization(world: &World) -> anyhow::Result<OrgId> {
     first.context("the directory has no organization")
 }
 
-fn public_url(config: &Config, address: SocketAddr) -> String {
+fn public_url(config: &Config, address: SocketAddr, advertised: &str) -> String {
     match config.http.public_url.trim_end_matches('/') {
-        "" => format!("https://{}:{}", host_of(address), address.port()),
+        "" if address.ip().is_unspecified() => format!("https://{advertised}:{}", address.port()),
+        "" => format!("https://{address}"),
         url => url.to_owned(),
-    }
-}
-
-fn host_of(address: SocketAddr) -> String {
-    match address.ip() {
-        ip if ip.is_unspecified() || ip.is_loopback() => "127.0.0.1".to_owned(),
-        ip => ip.to_string(),
     }
 }
 
@@ -690,9 +687,10 @@ impl Node {
     /// that are under way are taken up again, or end as lost, when the node comes back: exactly as
     /// after a crash.
     pub async fn stop(mut self) {
+        // Gossip says goodbye first, so that nothing is handed back.
+        let _ = self.stop.send(true);
         self.ledger.hand_over_all().await;
         self.world.routes.close();
-        let _ = self.stop.send(true);
         if tokio::time::timeout(REQUESTS_END_WITHIN, self.requests_are_served()).await.is_err() {
             tracing::warn!("some requests were cut off");
         }

@@ -5,7 +5,7 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    gossip::Alive,
     peer::client::PeerClient,
     placement::{self, Spot},
     raft::{
@@ -70,6 +71,8 @@ pub struct RaftLedger {
     leading: watch::Sender<BTreeMap<u16, u64>>,
     /// The members in Raft's numbers, for those who hold the directory already.
     numbers: RwLock<BTreeMap<NodeId, u64>>,
+    /// Who answers, once gossip has begun.
+    alive: OnceLock<Arc<Alive>>,
     plan: Mutex<Plan>,
 }
 
@@ -123,6 +126,7 @@ impl RaftLedger {
             shared,
             leading: watch::Sender::default(),
             numbers: RwLock::default(),
+            alive: OnceLock::new(),
             plan: Mutex::default(),
         });
         ledger.learn_addresses();
@@ -225,11 +229,21 @@ impl RaftLedger {
         Ok(())
     }
 
+    /// From now on nobody is handed a leadership who does not answer, or has said goodbye.
+    pub fn heed(&self, alive: Arc<Alive>) {
+        let _ = self.alive.set(alive);
+    }
+
     async fn follow_members(self: Arc<Self>) {
         loop {
             tokio::time::sleep(RECONCILE_EVERY).await;
             self.learn_addresses();
-            let (directory, shards) = self.wanted();
+            let (mut directory, mut shards) = self.wanted();
+            if let Some(alive) = self.alive.get() {
+                for wanted in shards.iter_mut().chain([&mut directory]) {
+                    wanted.leaders.retain(|id| alive.has(*id));
+                }
+            }
             self.directory.reconcile(&directory).await;
             let steps = self.shards.iter().zip(&shards).map(|(group, one)| group.reconcile(one));
             futures::future::join_all(steps).await;

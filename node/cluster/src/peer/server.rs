@@ -25,7 +25,9 @@ const CONNECTIONS_MAX: usize = 4096;
 /// How long a handshake may take.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// Requests at once on one connection.
-const STREAMS_MAX: u32 = 4096;
+const STREAMS_MAX: u32 = 32_768;
+/// Requests that were given up before they were looked at, as after a pause of this node.
+const GIVEN_UP_MAX: usize = 32_768;
 /// Where a token is redeemed.
 pub const JOIN_PATH: &str = "/join";
 /// Pause after an accept error, such as too many open files.
@@ -103,6 +105,7 @@ async fn connection(
     http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(GIVEN_UP_MAX)
         .keep_alive_interval(Duration::from_secs(5))
         .keep_alive_timeout(Duration::from_secs(10))
         .initial_connection_window_size(8 * 1024 * 1024)

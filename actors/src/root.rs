@@ -217,6 +217,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::NodePut(_)
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
+        | E::GossipKeyTurned(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)
         | E::ApiKeyPut(_)

@@ -221,7 +221,8 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     tasks.spawn(Arc::clone(&ledger).run());
     let (alive, ready) = (Alive::new(identity.raft_id), Arc::new(AtomicBool::new(false)));
     ledger.heed(Arc::clone(&alive));
-    let gossip = gossip(peers.socket, &identity, &keys, &ledger, &alive, &watch, &ready).await?;
+    let keyring = Arc::new(Keyring::new(keys.gossip));
+    let gossip = gossip(peers.socket, &identity, &keyring, &ledger, &alive, &watch, &ready).await?;
     tasks.spawn(gossip.run(stopped.clone()));
     let runtime = Arc::clone(&adapters.runtime);
     // First of all the others must know where this node is.
@@ -266,6 +267,8 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         world.settings.replacement_grace,
     ));
     tasks.spawn(steward::heed_removal(Arc::clone(&ledger)));
+    let folder = data.join("keys");
+    tasks.spawn(steward::turn_keys(Arc::clone(&ledger), keyring, Arc::clone(&world), folder));
     tasks.spawn(steward::judge(Arc::clone(&ledger), alive, config.cluster.dead_after.0));
     let open =
         open_door(&world, &keys, base_url, door, certificates.server_config()?, stop, stopped);
@@ -353,7 +356,7 @@ async fn listen_to_peers(address: SocketAddr) -> anyhow::Result<(TcpListener, Ud
 async fn gossip(
     socket: UdpSocket,
     identity: &NodeIdentity,
-    keys: &Keys,
+    keyring: &Arc<Keyring>,
     ledger: &Arc<RaftLedger>,
     alive: &Arc<Alive>,
     watch: &Arc<Watch>,
@@ -384,7 +387,7 @@ async fn gossip(
     Ok(Gossip {
         socket,
         me,
-        keyring: Arc::new(Keyring::new(keys.gossip)),
+        keyring: Arc::clone(keyring),
         alive: Arc::clone(alive),
         members: Box::new(members),
         load: Box::new(load),

@@ -50,12 +50,16 @@ enum Command {
     Config,
 }
 
+/// What is logged unless `ROOST_LOG` says otherwise. A group that ends while it still has peers to greet
+/// is no error, though openraft calls it one.
+const QUIET: &str =
+    "warn,openraft=error,openraft::core::heartbeat=off,openraft::raft::raft_inner=off,poem=error";
+
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {
     let Arguments { command, config } = Arguments::parse();
     tls::install_provider();
-    let filter = EnvFilter::try_from_env("ROOST_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("warn,openraft=error,poem=error"));
+    let filter = EnvFilter::try_from_env("ROOST_LOG").unwrap_or_else(|_| EnvFilter::new(QUIET));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let done = run(command, config.as_deref());
     match done {

@@ -37,10 +37,12 @@ use crate::{
         copies::{BLOBS_PATH, CopiedBlobs},
         local::LocalRuntime,
         peers::ASK_PATH,
-        system::SystemClock,
+        system::{SystemClock, SystemDice, random_bytes},
     },
+    hex,
     join::{JoinReply, JoinRequest, Token},
     keys::Keys,
+    steward::GOSSIP_KEY_PLACE,
 };
 
 /// Longest request of an operator or of a node that joins.
@@ -64,6 +66,8 @@ pub enum Operation {
     Nodes,
     /// All replicated groups.
     Shards,
+    /// Another key for gossip.
+    RotateGossipKey,
     /// Something else is wanted of a node: of this one, if none is named.
     Set {
         /// Which node.
@@ -130,6 +134,12 @@ impl NodeHost {
             Operation::Status => Ok(self.status()),
             Operation::Nodes => Ok(self.nodes()),
             Operation::Shards => Ok(self.groups()),
+            Operation::RotateGossipKey => {
+                let key = hex(&random_bytes::<32>());
+                let sealed = self.world.sealer.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
+                self.change(Command::TurnGossipKey { sealed }).await?;
+                Ok(json!({}))
+            }
             Operation::Set { node, to } => {
                 let id = node.unwrap_or(self.world.node_id);
                 self.change(Command::SetNodeStatus { id, to }).await?;

@@ -65,6 +65,8 @@ pub enum Cluster {
     Activate(Target),
     /// Take a drained or dead node out for good.
     Remove(Target),
+    /// Seal gossip with another key, on all nodes, without a gap.
+    RotateGossipKey(Folder),
 }
 
 /// A node, seen from the folder of any.
@@ -95,6 +97,10 @@ pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
         Cluster::Status(folder) => status(&folder.data).await?,
         Cluster::Nodes(folder) => nodes(&folder.data).await?,
         Cluster::Shards(folder) => shards(&folder.data).await?,
+        Cluster::RotateGossipKey(folder) => {
+            ask(&folder.data, &Operation::RotateGossipKey).await?;
+            say("gossip is sealed with a new key; nodes that are away learn it when they are back");
+        }
         Cluster::Drain(target) => set(target, NodeStatus::Draining).await?,
         Cluster::Activate(target) => set(target, NodeStatus::Active).await?,
         Cluster::Remove(target) => set(target, NodeStatus::Removed).await?,

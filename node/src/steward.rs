@@ -1,13 +1,17 @@
 //! What gossip means for the rest of the node: who falls silent is acted upon, after a grace, by
 //! whoever leads.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use actors::{
     ports::{Clock as _, Ledger as _},
     root::RootMessage,
+    world::World,
 };
-use cluster::{RaftLedger, gossip::Alive};
+use cluster::{
+    RaftLedger,
+    gossip::{Alive, seal::Keyring},
+};
 use domain::{NodeId, directory::Command, machine::Entry, node::NodeStatus};
 use ractor::ActorRef;
 use tokio::time::Instant;
@@ -73,6 +77,46 @@ pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Durat
                 since.remove(&(id, answers));
                 set_status(&ledger, id, to).await;
             }
+        }
+    }
+}
+
+/// Where the key of gossip belongs, as sealed values say it.
+pub const GOSSIP_KEY_PLACE: &str = "cluster/gossip.key";
+
+/// Gossip is sealed with the key that the directory has, from the moment that it is known here. The key
+/// before opens for as long as others may not have heard.
+pub async fn turn_keys(
+    ledger: Arc<RaftLedger>,
+    keyring: Arc<Keyring>,
+    sealer: Arc<World>,
+    folder: PathBuf,
+) {
+    let mut known = None;
+    loop {
+        tokio::time::sleep(LOOK_EVERY / 4).await;
+        let newest = ledger
+            .directory()
+            .read()
+            .gossip_keys
+            .rows()
+            .next_back()
+            .map(|(turn, key)| (*turn, Vec::clone(key)));
+        let Some((turn, sealed)) = newest.filter(|(turn, _)| known != Some(*turn)) else {
+            continue;
+        };
+        known = Some(turn);
+        let opened = sealer.sealer.open(&sealed, GOSSIP_KEY_PLACE);
+        let key = opened.ok().and_then(|text| crate::keys::parse(&text).ok());
+        let Some(key) = key else {
+            tracing::error!("the key of gossip in the directory can't be opened");
+            continue;
+        };
+        keyring.turn(key);
+        let kept =
+            crate::keys::write_secret(&folder.join("gossip.key"), crate::hex(&key).as_bytes());
+        if let Err(error) = kept {
+            tracing::error!(%error, "the key of gossip could not be kept; the next start reads it again");
         }
     }
 }

@@ -58,3 +58,21 @@ fn the_document_is_printed_whole() {
             && output.stdout.ends_with(b"}\n")
     );
 }
+
+#[test]
+fn the_settings_file_that_is_shipped_has_every_setting_with_its_default() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/roost.toml");
+    let listed = |arguments: &[&str]| {
+        let output = roost(arguments, &[]);
+        assert!(output.status.success(), "{}", said(&output.stderr));
+        said(&output.stdout)
+    };
+    let defaults = listed(&["config"]);
+    let shipped = listed(&["--config", file.to_str().expect("a plain path"), "config"]);
+    for (default, shipped) in defaults.lines().zip(shipped.lines()) {
+        let (setting, _) = default.rsplit_once("  # ").expect("an origin");
+        let (same, origin) = shipped.rsplit_once("  # ").expect("an origin");
+        assert_eq!(setting, same, "deploy/roost.toml has another value");
+        assert!(origin.ends_with("roost.toml"), "deploy/roost.toml lacks {setting}");
+    }
+}

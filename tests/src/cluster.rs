@@ -138,6 +138,11 @@ impl Cluster {
         self.nodes.iter().position(|node| node.id == id).expect("a node of this cluster")
     }
 
+    /// The folder of a node.
+    pub fn folder(&self, node: usize) -> &std::path::Path {
+        &self.nodes[node].folder
+    }
+
     /// `kill -9`.
     pub fn kill(&self, node: usize) {
         let pid = self.nodes[node].pid;

@@ -4,7 +4,9 @@
 mod cluster;
 mod customer;
 pub mod engine;
+pub mod load;
 mod node;
+pub mod peers;
 pub mod source;
 
 pub use cluster::{Cluster, Member};

@@ -110,6 +110,8 @@ pub enum Command {
     RedeemJoinToken { hash: [u8; 32], facts: Box<NodeFacts> },
     /// `POST /v1/cluster/nodes/:id/drain` and its like.
     SetNodeStatus { id: NodeId, to: NodeStatus },
+    /// `roost cluster rotate-gossip-key`: the new key, sealed.
+    TurnGossipKey { sealed: Vec<u8> },
 }
 
 /// What the first start makes.
@@ -185,6 +187,8 @@ pub struct Directory {
     pub nodes: Table<NodeId, Node>,
     /// Tokens that wait to be redeemed.
     pub join_tokens: Table<[u8; 32], JoinToken>,
+    /// The key of gossip, sealed, under the number of its turn; only the newest is kept.
+    pub gossip_keys: Table<u64, Vec<u8>>,
     api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
 }
 
@@ -206,6 +210,7 @@ impl Default for Directory {
             leaders: Table::live(15),
             nodes: Table::live(16),
             join_tokens: Table::live(17),
+            gossip_keys: Table::live(18),
             api_key_by_hash: BTreeMap::new(),
         }
     }
@@ -377,6 +382,7 @@ impl Machine for Directory {
             C::RegisterNode(facts) => node::register(self, facts, at),
             C::MintJoinToken(token) => node::mint_token(self, token, at),
             C::RedeemJoinToken { hash, facts } => node::redeem(self, hash, facts, at),
+            C::TurnGossipKey { sealed } => Ok(vec![Event::GossipKeyTurned(sealed.clone())]),
             C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
         }
     }
@@ -390,6 +396,7 @@ impl Machine for Directory {
             }
             E::NodePut(row) => self.nodes.put(row.facts.id, Node::clone(row)),
             E::JoinTokenPut(row) => self.join_tokens.put(row.hash, JoinToken::clone(row)),
+            E::GossipKeyTurned(sealed) => self.turn_gossip_key(sealed),
             E::JoinTokenGone(hash) => self.join_tokens.remove(hash),
             E::OrganizationPut(row) => self.organizations.put(row.id, Organization::clone(row)),
             E::UserPut(row) => self.users.put(row.id, User::clone(row)),
@@ -456,6 +463,7 @@ impl Machine for Directory {
             C::Take
             | C::Lead { .. }
             | C::MintJoinToken(_)
+            | C::TurnGossipKey { .. }
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
             | C::DeleteUpload { .. }
@@ -499,6 +507,7 @@ impl Machine for Directory {
             &mut self.leaders,
             &mut self.nodes,
             &mut self.join_tokens,
+            &mut self.gossip_keys,
         ]
     }
 
@@ -509,6 +518,14 @@ impl Machine for Directory {
 
 /// Writes.
 impl Directory {
+    fn turn_gossip_key(&mut self, sealed: &[u8]) {
+        let last = self.gossip_keys.rows().next_back().map(|(turn, _)| *turn);
+        if let Some(last) = last {
+            self.gossip_keys.remove(&last);
+        }
+        self.gossip_keys.put(last.unwrap_or(0) + 1, sealed.to_vec());
+    }
+
     fn put_api_key(&mut self, row: &ApiKey) {
         self.api_key_by_hash.insert(row.hash, row.id);
         self.api_keys.put(row.id, row.clone());

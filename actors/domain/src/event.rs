@@ -33,6 +33,8 @@ pub enum DirectoryEvent {
     JoinTokenPut(Box<JoinToken>),
     /// A token was used, or its time is over.
     JoinTokenGone([u8; 32]),
+    /// Gossip is sealed with another key.
+    GossipKeyTurned(Vec<u8>),
     /// An organization exists.
     OrganizationPut(Box<Organization>),
     /// A person exists.

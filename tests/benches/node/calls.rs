@@ -5,9 +5,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::StreamExt as _;
 use reqwest::{Client, Method, RequestBuilder};
 use serde_json::json;
-use tests::{Customer, Node};
-
-use super::{
+use tests::{
+    Customer, Node,
     load::{Measured, load, resident_mib},
     peers,
 };

@@ -8,17 +8,17 @@
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod calls;
-mod load;
 mod many;
-mod peers;
 mod work;
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tests::{Customer, Node, source};
-
-use load::{resident_mib, syncs_per_second};
+use tests::{
+    Customer, Node,
+    load::{resident_mib, syncs_per_second},
+    source,
+};
 
 /// How long a node rests before its memory is read.
 const REST: Duration = Duration::from_secs(15);

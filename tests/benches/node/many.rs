@@ -9,9 +9,11 @@ use std::{
 };
 
 use serde_json::json;
-use tests::{Customer, Node, source};
-
-use super::load::{Measured, resident_mib};
+use tests::{
+    Customer, Node,
+    load::{Measured, resident_mib},
+    source,
+};
 
 const STARTS: usize = 20;
 const AGENTS: usize = 10_000;

@@ -3,9 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use serde_json::json;
-use tests::Customer;
-
-use super::{load::load, peers};
+use tests::{Customer, load::load, peers};
 
 /// Puts of 256 bytes a second with 64 clients, each with a connection of its own.
 pub(crate) async fn etcd() -> Option<f64> {

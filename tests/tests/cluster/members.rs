@@ -192,9 +192,21 @@ async fn the_cluster_is_looked_after_with_full_access_and_a_live_key() {
     }
     let token = me.call("/v1/cluster/join-tokens").await.data(200);
     assert!(token["token"].as_str().is_some_and(|text| text.starts_with("roost-join-1.")));
+    let key = |node: usize| {
+        std::fs::read_to_string(cluster.folder(node).join("keys/gossip.key")).expect("a key")
+    };
+    let before = key(0);
+    let turned = cluster.operate(1, &["cluster", "rotate-gossip-key"]);
+    assert!(turned.status.success(), "{}", String::from_utf8_lossy(&turned.stderr));
     for path in ["/healthz", "/readyz"] {
         assert_eq!(me.get(path).await.status, 200, "{path}");
     }
+    eventually("both nodes have the new key", Duration::from_secs(5), async || {
+        let both = key(0) == key(1) && key(0) != before;
+        if both { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
     let health = me.get("/v1/cluster/health").await.data(200);
     assert_eq!(
         (&health["healthy"], health["servers"].as_array().map(Vec::len)),

@@ -12,16 +12,16 @@ use std::{
 const FOR: Duration = Duration::from_secs(4);
 
 /// What came of a load.
-pub(crate) struct Measured {
+pub struct Measured {
     /// Calls a second.
-    pub(crate) rate: f64,
+    pub rate: f64,
     /// In microseconds, sorted.
-    pub(crate) times: Vec<u128>,
+    pub times: Vec<u128>,
 }
 
 impl Measured {
     /// Of single times.
-    pub(crate) fn of(mut times: Vec<u128>, took: Duration) -> Self {
+    pub fn of(mut times: Vec<u128>, took: Duration) -> Self {
         times.sort_unstable();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = times.len() as f64 / took.as_secs_f64();
@@ -29,21 +29,18 @@ impl Measured {
     }
 
     /// The time that this share of the calls, in percent, did not exceed.
-    pub(crate) fn quantile(&self, percent: usize) -> u128 {
+    pub fn quantile(&self, percent: usize) -> u128 {
         self.times.get(self.times.len() * percent / 100).copied().unwrap_or_default()
     }
 
     /// For people.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         format!("{:.0}/s, p50 {} us, p99 {} us", self.rate, self.quantile(50), self.quantile(99))
     }
 }
 
 /// Clients who each do one call after the other; `call` is told which client calls.
-pub(crate) async fn load<F: Future<Output = ()>>(
-    clients: usize,
-    call: impl Fn(usize) -> F,
-) -> Measured {
+pub async fn load<F: Future<Output = ()>>(clients: usize, call: impl Fn(usize) -> F) -> Measured {
     let began = Instant::now();
     let one = async |client| {
         let mut times = vec![];
@@ -59,7 +56,7 @@ pub(crate) async fn load<F: Future<Output = ()>>(
 }
 
 /// Memory of a process, in MiB.
-pub(crate) fn resident_mib(pid: u32) -> u64 {
+pub fn resident_mib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
@@ -67,7 +64,7 @@ pub(crate) fn resident_mib(pid: u32) -> u64 {
 }
 
 /// One write and one fdatasync after the other, on the disk that the node uses.
-pub(crate) fn syncs_per_second(folder: &Path) -> f64 {
+pub fn syncs_per_second(folder: &Path) -> f64 {
     let mut file = fs::File::create(folder.join("sync-yardstick")).expect("a file");
     file.write_all(&[0; 4096]).expect("written");
     let began = Instant::now();

@@ -13,10 +13,10 @@ use reqwest::Client;
 use tempfile::TempDir;
 
 /// A peer; it ends with its value.
-pub(crate) struct Peer {
+pub struct Peer {
     child: Child,
     /// Where it listens.
-    pub(crate) port: u16,
+    pub port: u16,
     _folder: TempDir,
 }
 
@@ -49,7 +49,7 @@ fn start(mut command: Command, port: u16, folder: TempDir) -> Option<Peer> {
 }
 
 /// nginx with TLS in front of an agent: upstream keep-alive, no access log, one worker per core.
-pub(crate) fn nginx(tls: &Path, agent: u64) -> Option<Peer> {
+pub fn nginx(tls: &Path, agent: u64) -> Option<Peer> {
     let folder = tempfile::tempdir().expect("a folder");
     let port = free_port();
     let (here, tls) = (folder.path().display(), tls.display());
@@ -69,12 +69,30 @@ pub(crate) fn nginx(tls: &Path, agent: u64) -> Option<Peer> {
 }
 
 /// One member of etcd with its defaults, fsync included.
-pub(crate) fn etcd() -> Option<Peer> {
+pub fn etcd() -> Option<Peer> {
+    etcd_of(1)?.pop()
+}
+
+/// So many members of etcd with their defaults, fsync included.
+pub fn etcd_of(members: usize) -> Option<Vec<Peer>> {
+    let ports: Vec<(u16, u16)> = (0..members).map(|_| (free_port(), free_port())).collect();
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let all: Vec<String> =
+        ports.iter().enumerate().map(|(n, (_, peer))| format!("m{n}={}", url(*peer))).collect();
+    let started: Option<Vec<Peer>> =
+        (0..members).map(|n| member(n, ports[n], &all.join(","))).collect();
+    // They listen before they have elected one of them.
+    std::thread::sleep(Duration::from_secs(2));
+    started
+}
+
+fn member(number: usize, (port, peer): (u16, u16), all: &str) -> Option<Peer> {
     let folder = tempfile::tempdir().expect("a folder");
-    let (port, peer) = (free_port(), free_port());
-    let mut command = Command::new("etcd");
     let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
+    let mut command = Command::new("etcd");
     command.arg("--data-dir").arg(folder.path()).args([
+        "--name",
+        &format!("m{number}"),
         "--listen-client-urls",
         &client,
         "--advertise-client-urls",
@@ -84,22 +102,20 @@ pub(crate) fn etcd() -> Option<Peer> {
         "--initial-advertise-peer-urls",
         &peer,
         "--initial-cluster",
-        &format!("default={peer}"),
+        all,
     ]);
-    let peer = start(command, port, folder)?;
-    // It listens before it has elected itself.
-    std::thread::sleep(Duration::from_secs(2));
-    Some(peer)
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+    Some(Peer { child, port, _folder: folder })
 }
 
 /// A connection of its own to etcd, over gRPC (HTTP/2 without TLS).
-pub(crate) fn etcd_client() -> Client {
+pub fn etcd_client() -> Client {
     Client::builder().http2_prior_knowledge().build().expect("a client")
 }
 
 /// Puts 256 bytes under a key: `etcdserverpb.KV/Put`, whose request has the key as field 1 and the
 /// value as field 2.
-pub(crate) async fn etcd_put(client: &Client, port: u16, key: &str) {
+pub async fn etcd_put(client: &Client, port: u16, key: &str) {
     let value = [b'x'; 256];
     let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
     message.extend_from_slice(key.as_bytes());
@@ -108,10 +124,24 @@ pub(crate) async fn etcd_put(client: &Client, port: u16, key: &str) {
     let mut frame = vec![0];
     frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
     frame.extend_from_slice(&message);
-    let url = format!("http://127.0.0.1:{port}/etcdserverpb.KV/Put");
+    ask_etcd(client, port, "Put", frame).await;
+}
+
+/// Reads a key, linearizably: `etcdserverpb.KV/Range`, whose request has the key as field 1.
+pub async fn etcd_get(client: &Client, port: u16, key: &str) {
+    let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
+    message.extend_from_slice(key.as_bytes());
+    let mut frame = vec![0];
+    frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
+    frame.extend_from_slice(&message);
+    ask_etcd(client, port, "Range", frame).await;
+}
+
+async fn ask_etcd(client: &Client, port: u16, method: &str, frame: Vec<u8>) {
+    let url = format!("http://127.0.0.1:{port}/etcdserverpb.KV/{method}");
     let request =
         client.post(url).header("content-type", "application/grpc").header("te", "trailers");
     let answer = request.body(frame).send().await.expect("etcd answers");
     let bytes = answer.bytes().await.expect("a whole answer");
-    assert!(bytes.len() > 5, "etcd did not accept the write");
+    assert!(bytes.len() > 5, "etcd did not do it");
 }

@@ -1,0 +1,183 @@
+//! What three nodes do together, beside three members of etcd on the same machine in the same run.
+//!
+//! `cargo build --release && cargo bench -p tests --bench cluster`. Nodes, members, clients and the
+//! agent share the machine's cores, so ratios and times of failover mean something, rates do not.
+
+#![expect(clippy::print_stdout, reason = "a bench prints its figures")]
+
+use std::{
+    fs,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tests::{
+    Cluster, Customer,
+    load::{Measured, load, resident_mib},
+    peers::{self, etcd_client, etcd_get, etcd_put},
+    source,
+};
+
+/// How long the nodes rest before their idleness is measured.
+const REST: Duration = Duration::from_secs(10);
+/// How often the leader is killed.
+const KILLS: usize = 20;
+/// Ticks of the clock that processor time is counted in, per second (proc(5)).
+const TICKS: f64 = 100.0;
+
+#[tokio::main]
+async fn main() {
+    let began = Instant::now();
+    let mut cluster = Cluster::of(3);
+    println!("three nodes ready and settled after {} ms", began.elapsed().as_millis());
+    idle(&cluster).await;
+    let me = cluster.customer(0);
+    let id = deployed(&me).await;
+    wrong_node(&cluster, &id).await;
+    writes_and_reads(&cluster, &id).await;
+    failover(&mut cluster, &id).await;
+}
+
+async fn deployed(me: &Customer) -> String {
+    let archive_url = me.upload(source::compiled_echo(10_000, &[])).await;
+    let source = json!({ "type": "upload", "archive_url": archive_url });
+    let wanted = json!({
+        "name": "echo", "cloud_id": me.cloud().await, "source": source,
+        "scaling": { "min_instances": 1, "max_instances": 1 },
+    });
+    me.deploy_as(&wanted).await
+}
+
+fn processor_ticks(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    let fields: Vec<&str> = after.split_whitespace().collect();
+    let ticks =
+        |place: usize| fields.get(place).and_then(|field| field.parse().ok()).unwrap_or(0.0);
+    ticks(11) + ticks(12)
+}
+
+async fn idle(cluster: &Cluster) {
+    tokio::time::sleep(REST).await;
+    let before: Vec<f64> = cluster.nodes.iter().map(|node| processor_ticks(node.pid)).collect();
+    tokio::time::sleep(REST).await;
+    for (node, before) in cluster.nodes.iter().zip(before) {
+        let used = (processor_ticks(node.pid) - before) / TICKS / REST.as_secs_f64() * 100.0;
+        println!("idle node: {used:.1} % of a core, {} MiB resident", resident_mib(node.pid));
+    }
+}
+
+/// The same call over the node that runs the instance and over another one.
+async fn wrong_node(cluster: &Cluster, id: &str) {
+    let all = cluster.customer(0).get(&format!("/v1/agents/{id}/instances")).await.data(200);
+    let home = cluster.place(all["items"][0]["node_id"].as_str().expect("a node"));
+    let mut medians = vec![];
+    for (what, node) in [("its own", home), ("another", (home + 1) % 3)] {
+        let me = cluster.customer(node).http1();
+        let calls = load(1, |_| async { drop(me.invoke(id, &Value::Null).await.data(200)) }).await;
+        println!("sync invoke over {what} node, 1 client: {}", calls.shown());
+        medians.push(calls.quantile(50));
+    }
+    println!("  a call over another node costs {} us more", medians[1].saturating_sub(medians[0]));
+}
+
+async fn writes_and_reads(cluster: &Cluster, id: &str) {
+    let etcd = peers::etcd_of(3);
+    if etcd.is_none() {
+        println!("SKIPPED: etcd");
+    }
+    let etcd = etcd.unwrap_or_default();
+    let (path, count) = (format!("/v1/agents/{id}"), AtomicUsize::new(0));
+    let customers: Vec<Customer> = (0..3).map(|node| cluster.customer(node)).collect();
+    for clients in [1, 64, 256] {
+        let patch = |client: usize| {
+            let (me, note) = (&customers[client % 3], count.fetch_add(1, Relaxed).to_string());
+            let path = &path;
+            async move { drop(me.patch(path, &json!({ "metadata": { "note": note } })).await.data(200)) }
+        };
+        let ours = load(clients, patch).await;
+        let theirs = puts(&etcd, clients).await;
+        compared(&format!("writes, {clients:>3} clients"), &ours, theirs.as_ref());
+    }
+    for clients in [1, 64] {
+        let get = |client: usize| {
+            let (me, path) = (&customers[client % 3], &path);
+            async move { drop(me.get(path).await.data(200)) }
+        };
+        let ours = load(clients, get).await;
+        let theirs = gets(&etcd, clients).await;
+        compared(&format!("linearizable reads, {clients:>3} clients"), &ours, theirs.as_ref());
+    }
+    for (node, me) in customers.iter().enumerate() {
+        let reads = load(1, |_| async { drop(me.get(&path).await.data(200)) }).await;
+        println!("linearizable reads over node {node}, 1 client: {}", reads.shown());
+    }
+}
+
+async fn puts(etcd: &[peers::Peer], clients: usize) -> Option<Measured> {
+    let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
+    let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
+    port(0)?;
+    Some(
+        load(clients, |client| {
+            let (connection, port) = (&connections[client], port(client).unwrap_or_default());
+            async move { etcd_put(connection, port, &format!("key-{client}")).await }
+        })
+        .await,
+    )
+}
+
+async fn gets(etcd: &[peers::Peer], clients: usize) -> Option<Measured> {
+    let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
+    let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
+    port(0)?;
+    Some(
+        load(clients, |client| {
+            let (connection, port) = (&connections[client], port(client).unwrap_or_default());
+            async move { etcd_get(connection, port, "key-0").await }
+        })
+        .await,
+    )
+}
+
+fn compared(what: &str, ours: &Measured, theirs: Option<&Measured>) {
+    match theirs {
+        Some(theirs) => println!(
+            "{what}: {}; etcd {}: {:.2} x",
+            ours.shown(),
+            theirs.shown(),
+            ours.rate / theirs.rate
+        ),
+        None => println!("{what}: {}", ours.shown()),
+    }
+}
+
+/// `kill -9` of the node that leads the directory, again and again: how long until writes work.
+async fn failover(cluster: &mut Cluster, id: &str) {
+    let (path, mut gaps) = (format!("/v1/agents/{id}"), vec![]);
+    for round in 0..KILLS {
+        let glance = cluster.customer(round % 3).get("/v1/cluster").await.data(200);
+        let leader = cluster.place(glance["leader"].as_str().expect("a leader"));
+        let me = cluster.customer((leader + 1) % 3);
+        me.get(&path).await.data(200);
+        cluster.kill(leader);
+        let began = Instant::now();
+        loop {
+            let write = me.request(reqwest::Method::PATCH, &path);
+            let write = write.json(&json!({ "metadata": { "round": round.to_string() } }));
+            if write.send().await.is_ok_and(|answer| answer.status() == 200) {
+                break;
+            }
+        }
+        gaps.push(began.elapsed().as_millis());
+        cluster.restart(&[leader]);
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+    }
+    gaps.sort_unstable();
+    println!(
+        "failover of the directory, {KILLS} kills: median {} ms, worst {} ms",
+        gaps[gaps.len() / 2],
+        gaps[gaps.len() - 1]
+    );
+}

@@ -194,11 +194,13 @@ pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow:
 /// Starts the node that `data` belongs to. It is ready on return.
 pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node> {
     let program = std::env::current_exe().context("this program can't be found")?;
+    let mut identity = NodeIdentity::read(place.data)?.with_context(|| {
+        let folder = place.data.display();
+        format!("{folder} belongs to no node; begin with `roost init` or `roost join`")
+    })?;
     prepare(place.data).with_context(|| format!("the data folder {}", place.data.display()))?;
     let data = place.data.canonicalize()?;
     let lock = lock_folder(&data)?;
-    let mut identity = NodeIdentity::read(&data)?
-        .context("this folder belongs to no node; begin with `roost init` or `roost join`")?;
     let keys = Keys::open(&data.join("keys"))?;
     let authority = Authority::open(&data.join("keys"))?;
     let adapters = Adapters::open(&data, &identity, config, &program).await?;

@@ -100,11 +100,6 @@ impl Attempts {
         self.all().remove(&(job, epoch));
     }
 
-    /// Attempts under way.
-    pub fn running(&self) -> usize {
-        self.all().values().filter(|running| running.over_at.is_none()).count()
-    }
-
     fn insert(&self, job: JobId, epoch: u64, running: Running) -> bool {
         let mut all = self.all();
         all.retain(|_, one| one.over_at.is_none_or(|at| at.elapsed() < HELD_FOR));

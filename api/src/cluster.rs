@@ -19,11 +19,11 @@ use poem_openapi::{OpenApi, param::Path, payload::Json};
 use crate::{
     Handle, Shared,
     body::cluster::{
-        ClusterBody, ClusterHealthBody, JoinTokenBody, NodeBody, NodesBody, Observed,
-        ServerHealthBody, ShardBody, ShardsBody,
+        ClusterBody, ClusterHealthBody, JoinTokenBody, NodeBody, Observed, ServerHealthBody,
+        ShardBody,
     },
     caller::Caller,
-    envelope::Success,
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     repeat::{self, keyed},
 };
@@ -100,12 +100,12 @@ impl ClusterApi {
     ///
     /// Scope: `admin:*`, with a live key. Removed ones included.
     #[oai(path = "/nodes", method = "get", operation_id = "listNodes")]
-    async fn nodes(&self, caller: Caller) -> Result<Json<Success<NodesBody>>> {
+    async fn nodes(&self, caller: Caller) -> Result<Json<Success<Page<NodeBody>>>> {
         caller.permit_operating()?;
         let seen = self.seen();
         let directory = self.0.service.directory().await?.read();
         let items = directory.nodes.rows().map(|(_, node)| seen.body(&directory, node)).collect();
-        Ok(Json(Success::of(NodesBody { items, has_more: false, next_cursor: None })))
+        Ok(Json(Success::of(Page { items, has_more: false, next_cursor: None })))
     }
 
     /// Get a node
@@ -175,11 +175,11 @@ impl ClusterApi {
     /// Scope: `admin:*`, with a live key. The directory and every shard: who leads, who has replicas,
     /// how far they are.
     #[oai(path = "/shards", method = "get", operation_id = "listShards")]
-    async fn shards(&self, caller: Caller) -> Result<Json<Success<ShardsBody>>> {
+    async fn shards(&self, caller: Caller) -> Result<Json<Success<Page<ShardBody>>>> {
         caller.permit_operating()?;
         let groups = self.0.service.world.ports.cluster.groups();
         let items = groups.into_iter().map(shard_body).collect();
-        Ok(Json(Success::of(ShardsBody { items, has_more: false, next_cursor: None })))
+        Ok(Json(Success::of(Page { items, has_more: false, next_cursor: None })))
     }
 
     /// Make a join token

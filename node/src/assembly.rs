@@ -218,8 +218,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     // Peers are answered until the log is closed.
     let (closed, closing) = watch::channel(false);
     let mut tasks = JoinSet::new();
-    let tls = authority.peer_identity(&data.join("keys"), identity.raft_id)?.server()?;
-    tasks.spawn(peer::server::serve(peers.listener, tls, Arc::clone(&port) as _, closing));
+    tasks.spawn(peer::server::serve(peers.listener, peers.tls, Arc::clone(&port) as _, closing));
     tasks.spawn(Arc::clone(&ledger).run());
     let (alive, ready) = (Alive::new(identity.raft_id), Arc::new(AtomicBool::new(false)));
     ledger.heed(Arc::clone(&alive));
@@ -305,6 +304,7 @@ async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener
 struct OpenPeers {
     listener: TcpListener,
     socket: UdpSocket,
+    tls: Arc<ServerConfig>,
     client: Arc<PeerClient>,
 }
 
@@ -333,9 +333,9 @@ async fn open_peers(
     }
     let book = Arc::new(AddressBook::default());
     identity.seeds.iter().for_each(|(raft_id, address)| book.put(*raft_id, address));
-    let tls = authority.peer_identity(&data.join("keys"), identity.raft_id)?;
-    let client = PeerClient::new(tls.client()?, identity.raft_id, book);
-    Ok(OpenPeers { listener, socket, client })
+    let own = authority.peer_identity(&data.join("keys"), identity.raft_id)?;
+    let client = PeerClient::new(own.client()?, identity.raft_id, book);
+    Ok(OpenPeers { listener, socket, tls: own.server()?, client })
 }
 
 /// The same port for calls and for gossip.

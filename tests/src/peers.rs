@@ -121,23 +121,20 @@ pub async fn etcd_put(client: &Client, port: u16, key: &str) {
     message.extend_from_slice(key.as_bytes());
     message.extend_from_slice(&[0x12, 0x80, 0x02]);
     message.extend_from_slice(&value);
-    let mut frame = vec![0];
-    frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
-    frame.extend_from_slice(&message);
-    ask_etcd(client, port, "Put", frame).await;
+    ask_etcd(client, port, "Put", &message).await;
 }
 
 /// Reads a key, linearizably: `etcdserverpb.KV/Range`, whose request has the key as field 1.
 pub async fn etcd_get(client: &Client, port: u16, key: &str) {
     let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
     message.extend_from_slice(key.as_bytes());
-    let mut frame = vec![0];
-    frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
-    frame.extend_from_slice(&message);
-    ask_etcd(client, port, "Range", frame).await;
+    ask_etcd(client, port, "Range", &message).await;
 }
 
-async fn ask_etcd(client: &Client, port: u16, method: &str, frame: Vec<u8>) {
+async fn ask_etcd(client: &Client, port: u16, method: &str, message: &[u8]) {
+    let mut frame = vec![0];
+    frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
+    frame.extend_from_slice(message);
     let url = format!("http://127.0.0.1:{port}/etcdserverpb.KV/{method}");
     let request =
         client.post(url).header("content-type", "application/grpc").header("te", "trailers");

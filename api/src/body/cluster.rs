@@ -107,17 +107,6 @@ impl NodeBody {
     }
 }
 
-/// All nodes.
-#[derive(Clone, Debug, Object)]
-pub struct NodesBody {
-    /// The nodes, oldest first.
-    pub items: Vec<NodeBody>,
-    /// Always false: a cluster has few nodes.
-    pub has_more: bool,
-    /// Always null.
-    pub next_cursor: Option<String>,
-}
-
 /// A replicated group.
 #[derive(Clone, Debug, Object)]
 pub struct ShardBody {
@@ -138,17 +127,6 @@ pub struct ShardBody {
     /// Where the node that answers leads: entries that each replica lacks; a replica that does not
     /// answer is missing.
     pub behind: BTreeMap<String, u64>,
-}
-
-/// All groups.
-#[derive(Clone, Debug, Object)]
-pub struct ShardsBody {
-    /// The directory, then the shards.
-    pub items: Vec<ShardBody>,
-    /// Always false.
-    pub has_more: bool,
-    /// Always null.
-    pub next_cursor: Option<String>,
 }
 
 /// The health of the cluster, server by server.

@@ -10,9 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use domain::{cloud::Provider, deployment::Image};
-use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use http::{Request, StatusCode};
-use http_body_util::BodyExt as _;
+use futures::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
 use super::{docker::DockerRuntime, peers::NodePeers, system::random_bytes};
@@ -82,14 +80,7 @@ impl Carrier {
         provider: Provider,
         image: &Image,
     ) -> io::Result<bool> {
-        let request = Request::get(format!("https://peer{path}"))
-            .body(cluster::peer::whole(Bytes::new()))
-            .map_err(io::Error::other)?;
-        let response = peers.send_bulk(node, request).await.map_err(io::Error::other)?;
-        if response.status() != StatusCode::OK {
-            return Ok(false);
-        }
-        let bytes = response.into_body().into_data_stream().map_err(io::Error::other).boxed();
+        let Some(bytes) = peers.fetch(node, path).await? else { return Ok(false) };
         match provider {
             Provider::Docker => self.docker.load_image(bytes).await.map_err(io::Error::other)?,
             Provider::Process | Provider::Sandbox => self.unpack(bytes, &image.reference).await?,
@@ -182,9 +173,7 @@ fn pack(folder: PathBuf) -> ImageStream {
             let _ = sender.blocking_send(Err(error));
         }
     });
-    let pieces: std::pin::Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> =
-        Box::pin(stream::poll_fn(move |cx| receiver.poll_recv(cx)));
-    pieces
+    stream::poll_fn(move |cx| receiver.poll_recv(cx)).boxed()
 }
 
 /// Pieces to send as a writer.

@@ -11,7 +11,7 @@ use std::{
 use actors::ports::{BlobError, Blobs, ByteStream};
 use bytes::Bytes;
 use domain::{NodeId, upload::Received};
-use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
+use futures::{FutureExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
@@ -62,14 +62,8 @@ impl CopiedBlobs {
     }
 
     async fn fetch_from(&self, peers: &NodePeers, node: NodeId, sha256: &str) -> io::Result<bool> {
-        let request = Request::get(format!("https://peer{BLOBS_PATH}{sha256}"))
-            .body(cluster::peer::whole(Bytes::new()))
-            .map_err(io::Error::other)?;
-        let response = peers.send_bulk(node, request).await.map_err(io::Error::other)?;
-        if response.status() != StatusCode::OK {
-            return Ok(false);
-        }
-        let bytes = response.into_body().into_data_stream().map_err(io::Error::other).boxed();
+        let found = peers.fetch(node, &format!("{BLOBS_PATH}{sha256}")).await?;
+        let Some(bytes) = found else { return Ok(false) };
         let received = self.local.receive(bytes, u64::MAX).await.map_err(io::Error::other)?;
         // Other bytes under this name would be a lie; they are swept as unnamed.
         Ok(received.sha256 == sha256)

@@ -1,8 +1,8 @@
 //! The other nodes, as actors see them: their ids become Raft numbers and addresses here.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
-use actors::ports::{PeerError, PeerRequest, PeerResponse, Peers};
+use actors::ports::{ByteStream, PeerError, PeerRequest, PeerResponse, Peers};
 use bytes::Bytes;
 use cluster::{
     RaftLedger,
@@ -13,7 +13,9 @@ use cluster::{
     },
 };
 use domain::NodeId;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
 
 /// Where actors of other nodes are asked.
 pub const ASK_PATH: &str = "/ask";
@@ -45,6 +47,17 @@ impl NodePeers {
     /// Whether there are other members, be they silent.
     pub fn has_others(&self) -> bool {
         self.ledger.numbers().keys().any(|id| *id != self.ledger.node_id())
+    }
+
+    /// The bytes that a node has under this path of its peer port; `None` if it has none.
+    pub async fn fetch(&self, node: NodeId, path: &str) -> io::Result<Option<ByteStream>> {
+        let request = Request::get(format!("https://peer{path}"))
+            .body(cluster::peer::whole(Bytes::new()))
+            .map_err(io::Error::other)?;
+        let response = self.send_bulk(node, request).await.map_err(io::Error::other)?;
+        let found = response.status() == StatusCode::OK;
+        let bytes = response.into_body().into_data_stream().map_err(io::Error::other);
+        Ok(found.then(|| bytes.boxed()))
     }
 
     /// Sends bulk.

@@ -97,7 +97,7 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
             async move { drop(me.patch(path, &json!({ "metadata": { "note": note } })).await.data(200)) }
         };
         let ours = load(clients, patch).await;
-        let theirs = puts(&etcd, clients).await;
+        let theirs = on_etcd(&etcd, clients, true).await;
         compared(&format!("writes, {clients:>3} clients"), &ours, theirs.as_ref());
     }
     for clients in [1, 64] {
@@ -106,7 +106,7 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
             async move { drop(me.get(path).await.data(200)) }
         };
         let ours = load(clients, get).await;
-        let theirs = gets(&etcd, clients).await;
+        let theirs = on_etcd(&etcd, clients, false).await;
         compared(&format!("linearizable reads, {clients:>3} clients"), &ours, theirs.as_ref());
     }
     for (node, me) in customers.iter().enumerate() {
@@ -115,30 +115,21 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
     }
 }
 
-async fn puts(etcd: &[peers::Peer], clients: usize) -> Option<Measured> {
+/// The same load on etcd's members; `None` where there is no etcd.
+async fn on_etcd(etcd: &[peers::Peer], clients: usize, writes: bool) -> Option<Measured> {
     let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
     let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
     port(0)?;
-    Some(
-        load(clients, |client| {
-            let (connection, port) = (&connections[client], port(client).unwrap_or_default());
-            async move { etcd_put(connection, port, &format!("key-{client}")).await }
-        })
-        .await,
-    )
-}
-
-async fn gets(etcd: &[peers::Peer], clients: usize) -> Option<Measured> {
-    let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
-    let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
-    port(0)?;
-    Some(
-        load(clients, |client| {
-            let (connection, port) = (&connections[client], port(client).unwrap_or_default());
-            async move { etcd_get(connection, port, "key-0").await }
-        })
-        .await,
-    )
+    let call = |client: usize| {
+        let (connection, port) = (&connections[client], port(client).unwrap_or_default());
+        async move {
+            match writes {
+                true => etcd_put(connection, port, &format!("key-{client}")).await,
+                false => etcd_get(connection, port, "key-0").await,
+            }
+        }
+    };
+    Some(load(clients, call).await)
 }
 
 fn compared(what: &str, ours: &Measured, theirs: Option<&Measured>) {

@@ -87,11 +87,6 @@ impl Alive {
         raft_id == self.me || self.others.borrow().contains(&raft_id)
     }
 
-    /// How many nodes answer, this one included.
-    pub fn count(&self) -> usize {
-        self.others.borrow().len() + 1
-    }
-
     /// Hears of changes.
     pub fn changes(&self) -> watch::Receiver<BTreeSet<u64>> {
         self.others.subscribe()

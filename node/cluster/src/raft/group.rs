@@ -155,13 +155,6 @@ impl<M: Machine> Group<M> {
         &self.replica
     }
 
-    /// Waits until the group has a leader that this node knows.
-    pub async fn leader_elected(&self, within: Duration) -> io::Result<()> {
-        let wait = self.raft.wait(Some(within));
-        let elected = wait.metrics(|m| m.current_leader.is_some(), "a leader").await;
-        elected.map(drop).map_err(io::Error::other)
-    }
-
     /// Agrees on an entry, wherever the leader is. With `term`, only if this node leads in that term.
     /// On return it is applied here, where this node has a replica.
     pub async fn propose(

@@ -537,10 +537,21 @@ impl Owner {
     fn registry_password(&self, source: &Source) -> Option<Opened> {
         let Source::Docker { credentials: Some(credentials), .. } = source else { return None };
         let place = sealed_place(self.id, "source.credentials.password");
-        match self.world.sealer.open(&credentials.password, &place) {
-            Ok(plain) => Some(Opened(plain)),
+        let plain = match self.world.sealer.open(&credentials.password, &place) {
+            Ok(plain) => plain,
             Err(error) => {
                 warn!(agent_id = %self.id, %error, "the registry's password can't be opened");
+                return None;
+            }
+        };
+        if !credentials.is_template {
+            return Some(Opened(plain));
+        }
+        let agent = self.world.directory().read().agents.get(&self.id)?;
+        match self.world.resolved((agent.tenant, agent.cloud_id), &plain) {
+            Ok(resolved) => Some(Opened(resolved.into())),
+            Err(failure) => {
+                warn!(agent_id = %self.id, message = failure.message, "no password for the registry");
                 None
             }
         }

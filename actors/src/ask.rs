@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     attempt::Held,
-    call::{JobFilter, JobsWanted, MetricsRange, Service},
+    call::{JobFilter, JobsWanted, MetricsRange, Records, RecordsWanted, Service},
     instance::Ended,
     meter::Totals,
     ports::{LogLine, LogQuery, PeerError},
@@ -58,6 +58,8 @@ pub enum Ask {
         ascending: bool,
         limit: usize,
     },
+    /// Records of a shard that you have.
+    Records { shard: u16, wanted: RecordsWanted },
     /// Whether a key of a shard that you have was seen.
     Seen { shard: u16, key: Keyed },
     /// The blobs that a shard needs.
@@ -91,6 +93,8 @@ pub enum Told {
     Job(Result<Box<Job>, Rejection>),
     /// Jobs.
     Jobs(Vec<Job>),
+    /// Records.
+    Records(Records),
     /// Whether a key was seen.
     Seen(bool),
     /// Names of blobs.
@@ -203,6 +207,7 @@ impl World {
             }
             reading @ (Ask::Job { .. }
             | Ask::Jobs { .. }
+            | Ask::Records { .. }
             | Ask::Seen { .. }
             | Ask::NeededBlobs { .. }
             | Ask::Logs { .. }
@@ -227,6 +232,9 @@ impl World {
                     Ok(jobs) => Told::Jobs(jobs.iter().map(|job| Job::clone(job)).collect()),
                     Err(_) => Told::Busy,
                 }
+            }
+            Ask::Records { shard, wanted } => {
+                service.records_here(shard, wanted).await.map_or(Told::Busy, Told::Records)
             }
             Ask::Seen { shard, key } => match service.was_seen_here(shard, &key).await {
                 Ok(seen) => Told::Seen(seen),

@@ -33,6 +33,7 @@ use tokio::{
 use crate::{
     attempt::Attempts,
     invocation::AgentClient,
+    limiter::Limiter,
     meter::Meter,
     ports::{
         BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Entropy, Exit, GroupView,
@@ -585,6 +586,7 @@ impl FakeNode {
             meter: Meter::default(),
             watch,
             attempts: Attempts::default(),
+            limiter: Limiter::default(),
         });
         Self { world, ledger, containers, clock, logs }
     }

@@ -22,6 +22,7 @@ pub mod image;
 pub mod instance;
 pub mod invocation;
 pub mod job;
+pub mod limiter;
 pub mod log_line;
 pub mod members;
 pub mod meter;

@@ -220,7 +220,16 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::GossipKeyTurned(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)
+        | E::UserGone(_)
+        | E::InvitationPut(_)
+        | E::InvitationGone(_)
         | E::ApiKeyPut(_)
+        | E::ApiKeyGone(_)
+        | E::ApplicationPut(_)
+        | E::ApplicationGone(_)
+        | E::SecretPut(_)
+        | E::SecretGone(_)
+        | E::SigningKeyPut(_)
         | E::CloudPut(_)
         | E::CloudGone(_)
         | E::UploadPut(_)
@@ -263,6 +272,13 @@ impl Observer for Watch {
                 | ShardEvent::CallBegun { .. }
                 | ShardEvent::CallEnded { .. }
                 | ShardEvent::CallWithdrawn(_)
+                | ShardEvent::SessionPut(_)
+                | ShardEvent::SessionGone(_)
+                | ShardEvent::CodePut(_)
+                | ShardEvent::ThrottlePut { .. }
+                | ShardEvent::ThrottleGone(_)
+                | ShardEvent::UsagePut { .. }
+                | ShardEvent::Audited(_)
                 | ShardEvent::Swept(_) => {}
             }
         }
@@ -508,7 +524,7 @@ impl Children {
             for shard in leading.into_keys() {
                 let due = {
                     let state = world.ports.ledger.shard(shard).read();
-                    !state.keys.expired(now).is_empty() || state.has_expired_jobs(now)
+                    state.has_expired(now)
                 };
                 let Some(claim) = world.claim(shard) else { continue };
                 if due {

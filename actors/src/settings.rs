@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use domain::agent::plan::Timing;
 
+use crate::limiter::Rates;
+
 /// What a node's machine has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Machine {
@@ -67,6 +69,8 @@ pub struct Settings {
     pub sweep_every: Duration,
     /// How long a node may be silent before its instances are replaced.
     pub replacement_grace: Duration,
+    /// How many calls are allowed to whom.
+    pub rates: Rates,
 }
 
 impl Default for Settings {
@@ -100,6 +104,7 @@ impl Default for Settings {
             storage_sweep_every: secs(600),
             sweep_every: secs(5),
             replacement_grace: secs(10),
+            rates: Rates::default(),
         }
     }
 }

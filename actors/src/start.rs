@@ -5,7 +5,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use domain::{
-    AgentId, InstanceId, agent::Variable, cloud::Provider, deployment::Failure, instance::Instance,
+    AgentId, CloudId, InstanceId,
+    account::Tenant,
+    agent::Variable,
+    cloud::Provider,
+    deployment::Failure,
+    instance::Instance,
+    secret::{self, Secret},
 };
 use tokio::time::Instant;
 
@@ -63,10 +69,11 @@ impl World {
     /// What an instance is started with.
     pub fn start_request(&self, row: &Instance) -> Result<StartRequest, Failure> {
         let lost = |what: &str| Failure::new("INTERNAL_ERROR", format!("{what} is gone"));
-        let (provider, spec, image) = {
+        let (provider, spec, image, tenant, cloud) = {
             let directory = self.directory().read();
             let agent = directory.agents.get(&row.agent_id).ok_or_else(|| lost("the agent"))?;
             let cloud = directory.clouds.get(&agent.cloud_id);
+            let (tenant, cloud_id) = (agent.tenant, agent.cloud_id);
             let provider: Provider = cloud.ok_or_else(|| lost("the agent's cloud"))?.provider;
             let deployment = directory.deployment(row.agent_id, row.deployment_id);
             let version = directory.version(row.agent_id, row.version);
@@ -74,10 +81,10 @@ impl World {
             let from_version = version.map(|v| (v.spec.clone(), Some(v.image.clone())));
             let (spec, image) =
                 from_deployment.or(from_version).ok_or_else(|| lost("the deployment"))?;
-            (provider, spec, image)
+            (provider, spec, image, tenant, cloud_id)
         };
         let image = image.ok_or_else(|| lost("the image"))?;
-        let mut environment = self.opened(row.agent_id, &spec.environment)?;
+        let mut environment = self.opened(row.agent_id, (tenant, cloud), &spec.environment)?;
         environment.insert("ROOST_AGENT_ID".to_owned(), row.agent_id.to_string());
         environment.insert("ROOST_INSTANCE_ID".to_owned(), row.id.to_string());
         environment.insert("ROOST_VERSION".to_owned(), row.version.to_string());
@@ -96,19 +103,39 @@ impl World {
     fn opened(
         &self,
         agent: AgentId,
+        owner: (Tenant, CloudId),
         variables: &BTreeMap<String, Variable>,
     ) -> Result<BTreeMap<String, String>, Failure> {
+        let unseal = |sealed: &[u8], name: &str| {
+            let plain = self.sealer.open(sealed, &sealed_place(agent, name));
+            plain.map_err(|error| {
+                Failure::new("INTERNAL_ERROR", format!("{error}; set {name} again"))
+            })
+        };
         let open = |name: &str, value: &Variable| match value {
             Variable::Plain(text) => Ok(text.clone()),
             Variable::Unchanged => Ok(String::new()),
-            Variable::Sealed(sealed) => {
-                let plain = self.sealer.open(sealed, &sealed_place(agent, name));
-                plain.map(|plain| plain.to_string()).map_err(|error| {
-                    Failure::new("INTERNAL_ERROR", format!("{error}; set {name} again"))
-                })
-            }
+            Variable::Sealed(sealed) => unseal(sealed, name).map(|plain| plain.to_string()),
+            Variable::Template(sealed) => self.resolved(owner, &unseal(sealed, name)?),
         };
         variables.iter().map(|(name, value)| Ok((name.clone(), open(name, value)?))).collect()
+    }
+
+    /// A text with its references to secrets replaced by their newest values.
+    pub fn resolved(
+        &self,
+        (tenant, cloud): (Tenant, CloudId),
+        text: &str,
+    ) -> Result<String, Failure> {
+        let value = |name: &str| {
+            let row = self.directory().read().secret(tenant, cloud, name)?;
+            let place = Secret::place(row.tenant, row.cloud_id, &row.name);
+            self.sealer.open(&row.sealed, &place).ok().map(|plain| plain.to_string())
+        };
+        secret::resolve(text, value).map_err(|name| {
+            let message = format!("the secret {name} is gone; set it with PUT /v1/secrets/{name}");
+            Failure::new("SECRET_NOT_FOUND", message)
+        })
     }
 
     /// Lets an instance of this node finish its calls, then ends it.

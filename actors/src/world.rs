@@ -13,6 +13,7 @@ use domain::{
 use crate::{
     attempt::Attempts,
     invocation::AgentClient,
+    limiter::Limiter,
     meter::Meter,
     ports::{
         Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Peers, ProposeError, Replica, Runtime,
@@ -68,6 +69,8 @@ pub struct World {
     pub watch: Arc<Watch>,
     /// Attempts of jobs that run on this node.
     pub attempts: Attempts,
+    /// Rates of calls.
+    pub limiter: Limiter,
 }
 
 impl World {

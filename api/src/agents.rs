@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
-    AgentId, DeploymentId, Rejection, UploadId,
+    AgentId, CloudId, DeploymentId, Rejection, UploadId,
     account::Tenant,
     agent::{
         Agent, AgentPatch, Credentials, Desired, Resources, Scaling, Source, Status, Variable,
@@ -31,7 +31,7 @@ use crate::{
         },
         deployment::{RedeployRequest, RollbackRequest, StrategyBody},
     },
-    caller::{Caller, Scope},
+    caller::Caller,
     check::{Checked, MaybeChecked},
     cursor::{self, Cursor},
     envelope::{Deleted, Success},
@@ -81,7 +81,7 @@ pub(crate) fn agent_id(text: &str) -> std::result::Result<AgentId, Problem> {
 impl AgentsApi {
     /// List agents
     ///
-    /// Scope: `agents:read`. Filters are equalities; a comma means any of.
+    /// Filters are equalities; a comma means any of.
     #[oai(path = "/agents", method = "get", operation_id = "listAgents")]
     #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
     async fn list(
@@ -110,7 +110,6 @@ impl AgentsApi {
         /// Whether to count all that fit.
         include_total: Query<Option<bool>>,
     ) -> Result<Json<Success<AgentPage>>> {
-        caller.permit(Scope::AgentsRead)?;
         let wanted = Wanted {
             statuses: query::words("status", status.0.as_deref(), &statuses())?,
             clouds: cloud_id.0.map(|ids| ids.split(',').map(str::to_owned).collect()),
@@ -119,6 +118,7 @@ impl AgentsApi {
             after: query::time("created_after", created_after.0)?,
             before: query::time("created_before", created_before.0)?,
             metadata: query::metadata(request),
+            only: caller.identity().agent_ids().to_vec(),
         };
         let sort = Sort::of(sort.0.as_deref())?;
         let page = PageRequest {
@@ -131,7 +131,7 @@ impl AgentsApi {
 
     /// Deploy a new agent
     ///
-    /// Scope: `agents:write`. Answers at once with status `created`; the agent comes up in its own
+    /// Answers at once with status `created`; the agent comes up in its own
     /// time. Follow it with `GET /v1/agents/{id}?wait_for=running,failed`.
     #[oai(path = "/agents", method = "post", operation_id = "createAgent")]
     async fn create(
@@ -140,7 +140,6 @@ impl AgentsApi {
         request: &Request,
         body: Checked<CreateAgent>,
     ) -> Result<AgentCreated> {
-        caller.permit(Scope::AgentsWrite)?;
         let tenant = caller.tenant();
         let key = keyed(request, tenant, body.fingerprint)?;
         let agent = Box::new(self.new_agent(tenant, body.body).await?);
@@ -153,7 +152,7 @@ impl AgentsApi {
 
     /// Get an agent
     ///
-    /// Scope: `agents:read`. With `wait_for`, once it has one of these states, or when `timeout`
+    /// With `wait_for`, once it has one of these states, or when `timeout`
     /// seconds are over.
     #[oai(path = "/agents/:id", method = "get", operation_id = "getAgent")]
     async fn get(
@@ -167,7 +166,6 @@ impl AgentsApi {
         #[oai(validator(minimum(value = "0"), maximum(value = "60")))]
         timeout: Query<Option<f64>>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsRead)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let wanted = query::words("wait_for", wait_for.0.as_deref(), &statuses())?;
         let view = if wanted.is_empty() {
@@ -181,7 +179,7 @@ impl AgentsApi {
 
     /// Update an agent
     ///
-    /// Scope: `agents:write`. A JSON merge patch. A change of source, runtime, resources or
+    /// A JSON merge patch. A change of source, runtime, resources or
     /// environment of an agent that is up makes a new version.
     #[oai(path = "/agents/:id", method = "patch", operation_id = "updateAgent")]
     async fn update(
@@ -192,7 +190,6 @@ impl AgentsApi {
         id: Path<String>,
         body: Checked<UpdateAgent>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let before = self.0.service.agent(tenant, id).await?.agent;
@@ -205,7 +202,7 @@ impl AgentsApi {
 
     /// Delete an agent
     ///
-    /// Scope: `agents:write`. It is gone at once; its instances finish their calls.
+    /// It is gone at once; its instances finish their calls.
     #[oai(path = "/agents/:id", method = "delete", operation_id = "deleteAgent")]
     async fn delete(
         &self,
@@ -214,7 +211,6 @@ impl AgentsApi {
         /// The agent.
         id: Path<String>,
     ) -> Result<Json<Success<Deleted>>> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.0.service.change(Command::DeleteAgent { tenant, id }, key).await?;
@@ -223,7 +219,7 @@ impl AgentsApi {
 
     /// Start a stopped agent
     ///
-    /// Scope: `agents:write`. Starting a running agent changes nothing.
+    /// Starting a running agent changes nothing.
     #[oai(path = "/agents/:id/start", method = "post", operation_id = "startAgent")]
     async fn start(
         &self,
@@ -232,7 +228,6 @@ impl AgentsApi {
         /// The agent.
         id: Path<String>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
@@ -241,7 +236,7 @@ impl AgentsApi {
 
     /// Stop a running agent
     ///
-    /// Scope: `agents:write`. New calls are refused at once; calls in flight may finish.
+    /// New calls are refused at once; calls in flight may finish.
     #[oai(path = "/agents/:id/stop", method = "post", operation_id = "stopAgent")]
     async fn stop(
         &self,
@@ -250,7 +245,6 @@ impl AgentsApi {
         /// The agent.
         id: Path<String>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.change(Command::StopAgent { tenant, id }, key).await
@@ -258,7 +252,7 @@ impl AgentsApi {
 
     /// Redeploy with the latest code
     ///
-    /// Scope: `agents:write`. A running agent goes on serving until the new version is healthy; if
+    /// A running agent goes on serving until the new version is healthy; if
     /// it does not get there, the old one stays.
     #[oai(path = "/agents/:id/redeploy", method = "post", operation_id = "redeployAgent")]
     async fn redeploy(
@@ -269,7 +263,6 @@ impl AgentsApi {
         id: Path<String>,
         body: MaybeChecked<RedeployRequest>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, body.0.fingerprint)?;
         let asked = self.redeployment(tenant, id, body.0.body).await?;
@@ -280,7 +273,7 @@ impl AgentsApi {
 
     /// Go back to a version
     ///
-    /// Scope: `agents:write`. The version's code, resources and environment serve again.
+    /// The version's code, resources and environment serve again.
     #[oai(path = "/agents/:id/rollback", method = "post", operation_id = "rollbackAgent")]
     async fn rollback(
         &self,
@@ -290,7 +283,6 @@ impl AgentsApi {
         id: Path<String>,
         body: Checked<RollbackRequest>,
     ) -> Result<AgentAnswer> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let version = body.body.version.parse();
@@ -301,8 +293,6 @@ impl AgentsApi {
     }
 
     /// List an agent's instances
-    ///
-    /// Scope: `agents:read`.
     #[oai(path = "/agents/:id/instances", method = "get", operation_id = "listInstances")]
     async fn instances(
         &self,
@@ -310,7 +300,6 @@ impl AgentsApi {
         /// The agent.
         id: Path<String>,
     ) -> Result<Json<Success<InstancesBody>>> {
-        caller.permit(Scope::AgentsRead)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let health = self.0.service.figures_of(id).await.health;
         let directory = self.0.service.directory().await?.read();
@@ -359,6 +348,8 @@ struct Wanted {
     after: Option<domain::Timestamp>,
     before: Option<domain::Timestamp>,
     metadata: BTreeMap<String, String>,
+    /// Only these, for a key that may touch no others.
+    only: Vec<AgentId>,
 }
 
 impl Wanted {
@@ -368,7 +359,8 @@ impl Wanted {
                 || agent.display_name.to_lowercase().contains(text)
         };
         let cloud = agent.cloud_id.to_string();
-        (self.statuses.is_empty() || self.statuses.contains(&agent.status))
+        (self.only.is_empty() || self.only.contains(&agent.id))
+            && (self.statuses.is_empty() || self.statuses.contains(&agent.status))
             && self.clouds.as_ref().is_none_or(|clouds| clouds.contains(&cloud))
             && self.name.as_ref().is_none_or(|name| *name == agent.name)
             && self.text.as_ref().is_none_or(has_text)
@@ -439,14 +431,8 @@ pub(crate) fn if_match(request: &Request, now: u64) -> std::result::Result<Optio
 }
 
 fn expect_agent(reply: Reply) -> Result<AgentView> {
-    match reply {
-        Reply::Agent(view) => Ok(*view),
-        Reply::Done
-        | Reply::Deployment(_)
-        | Reply::Cloud(_)
-        | Reply::Upload(_)
-        | Reply::Node(_) => Err(Problem::internal().into()),
-    }
+    let Reply::Agent(view) = reply else { return Err(Problem::internal().into()) };
+    Ok(*view)
 }
 
 impl Shared {
@@ -581,10 +567,13 @@ impl AgentsApi {
         let directory = self.0.service.directory().await?;
         let cloud_id = path_id("cloud", &body.cloud_id)?;
         let provider = directory.read().cloud(tenant, cloud_id)?.provider;
-        let source = self.source(tenant, id, body.source, provider, &directory.read())?;
+        let cloud = (cloud_id, provider);
+        let source = self.source(tenant, id, body.source, cloud, &directory.read())?;
         let environment = environment
             .into_iter()
-            .map(|(name, value)| Ok((name.clone(), self.variable(id, &name, value)?)))
+            .map(|(name, value)| {
+                Ok((name.clone(), self.variable((id, tenant, cloud_id), &name, value)?))
+            })
             .collect::<Result<_>>()?;
         let now = world.now();
         Ok(Agent {
@@ -621,15 +610,24 @@ impl AgentsApi {
     }
 
     /// A variable's value; one that sounds like a secret is sealed here, before anything is proposed.
-    fn variable(&self, agent: AgentId, name: &str, value: String) -> Result<Variable> {
-        refuse_secrets(&format!("environment.{name}"), &value)?;
+    fn variable(
+        &self,
+        (agent, tenant, cloud): (AgentId, Tenant, CloudId),
+        name: &str,
+        value: String,
+    ) -> Result<Variable> {
+        let world = &self.0.service.world;
+        let place = sealed_place(agent, name);
+        let seal = |text: &str| world.sealer.seal(text, &place, &*world.ports.entropy);
+        let field = format!("environment.{name}");
+        if check_secrets(&world.directory().read(), (tenant, cloud), &field, &value)? {
+            return Ok(Variable::Template(seal(&value)));
+        }
         let value = value.replace("$${", "${");
         if !wire::needs_seal(name) {
             return Ok(Variable::Plain(value));
         }
-        let world = &self.0.service.world;
-        let place = sealed_place(agent, name);
-        Ok(Variable::Sealed(world.sealer.seal(&value, &place, &*world.ports.entropy)))
+        Ok(Variable::Sealed(seal(&value)))
     }
 
     fn source(
@@ -637,7 +635,7 @@ impl AgentsApi {
         tenant: Tenant,
         agent: AgentId,
         body: SourceRequest,
-        provider: Provider,
+        (cloud, provider): (CloudId, Provider),
         directory: &Directory,
     ) -> Result<Source> {
         match body.kind {
@@ -652,12 +650,18 @@ impl AgentsApi {
             }
             SourceKind::Docker => {
                 let credentials = body.credentials.map(|given| {
-                    refuse_secrets("source.credentials.password", &given.password)?;
+                    let field = "source.credentials.password";
+                    let owner = (tenant, cloud);
+                    let is_template = check_secrets(directory, owner, field, &given.password)?;
                     let world = &self.0.service.world;
                     let place = sealed_place(agent, "source.credentials.password");
                     let password =
                         world.sealer.seal(&given.password, &place, &*world.ports.entropy);
-                    Ok::<_, ApiError>(Credentials { username: given.username, password })
+                    Ok::<_, ApiError>(Credentials {
+                        username: given.username,
+                        password,
+                        is_template,
+                    })
                 });
                 Ok(Source::Docker {
                     image: body.image.unwrap_or_default(),
@@ -720,13 +724,14 @@ impl AgentsApi {
             None => None,
             Some(source) => Some(self.new_source(before, source).await?),
         };
+        let owner = (before.id, before.tenant, before.cloud_id);
         let environment = environment
             .into_iter()
             .map(|(name, value)| {
                 let value = match value {
                     None => None,
                     Some(mask) if mask == MASK => Some(Variable::Unchanged),
-                    Some(value) => Some(self.variable(before.id, &name, value)?),
+                    Some(value) => Some(self.variable(owner, &name, value)?),
                 };
                 Ok((name, value))
             })
@@ -750,7 +755,7 @@ impl AgentsApi {
     async fn new_source(&self, agent: &Agent, source: SourceRequest) -> Result<Source> {
         let directory = self.0.service.directory().await?.read();
         let provider = directory.cloud(agent.tenant, agent.cloud_id)?.provider;
-        self.source(agent.tenant, agent.id, source, provider, &directory)
+        self.source(agent.tenant, agent.id, source, (agent.cloud_id, provider), &directory)
     }
 
     async fn redeployment(
@@ -786,18 +791,28 @@ fn patched(
 ) -> BTreeMap<String, String> {
     let text = |variable: &Variable| match variable {
         Variable::Plain(text) => text.clone(),
-        Variable::Sealed(_) | Variable::Unchanged => MASK.to_owned(),
+        Variable::Sealed(_) | Variable::Template(_) | Variable::Unchanged => MASK.to_owned(),
     };
     let mut after = before.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     domain::cloud::merge(&mut after, patch);
     after
 }
 
-/// Secrets do not exist yet, so no reference to one can be right.
-fn refuse_secrets(field: &str, value: &str) -> std::result::Result<(), Problem> {
-    let Some(name) = wire::secret_references(value).into_iter().next() else { return Ok(()) };
+/// Whether a value refers to secrets; all of them must exist.
+fn check_secrets(
+    directory: &Directory,
+    (tenant, cloud): (Tenant, CloudId),
+    field: &str,
+    value: &str,
+) -> std::result::Result<bool, Problem> {
+    let names = domain::secret::references(value);
+    let missing = names.iter().find(|name| directory.secret(tenant, cloud, name).is_none());
+    let Some(name) = missing else { return Ok(!names.is_empty()) };
     let name: String = name.chars().take(64).collect();
-    let message = format!("the secret {name} does not exist; write $${{ to mean the text itself");
+    let message = format!(
+        "the secret {name} does not exist; set it with PUT /v1/secrets/{name}, or write $${{ to mean \
+         the text itself"
+    );
     Err(Problem::new(http::StatusCode::BAD_REQUEST, "SECRET_NOT_FOUND", message)
         .with(serde_json::json!({ "field": field, "name": name })))
 }

@@ -1,10 +1,14 @@
-//! Who is asking: an API key as `Authorization: Bearer …` or `X-API-Key: …`.
+//! Who is asking: an API key or an access token, as `Authorization: Bearer …` or `X-API-Key: …`.
 //!
-//! Identification happens once, in the outermost layer; an endpoint then only asks for a [`Scope`].
+//! Identification happens once, in the outermost layer, and so does the question whether the caller
+//! may do what was asked ([`crate::access`]); an endpoint only asks whose objects it may show.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
-use domain::account::{ApiKey, Mode, Tenant};
+use domain::{
+    AgentId, OrgId, UserId,
+    account::{ApiKey, Mode, Role, Scope, Scopes, Tenant, Used},
+};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, StatusCode, header};
 use poem::Request;
@@ -15,68 +19,117 @@ use poem_openapi::{
 use serde_json::json;
 use sha2::Sha256;
 
-use crate::{Shared, error::Problem};
+use crate::{Shared, error::Problem, tokens::Claims};
 
-/// What a key may do (`interface`, Permission scopes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// List and view clouds.
-    CloudsRead,
-    /// Create, update, delete clouds.
-    CloudsWrite,
-    /// List and view agents.
-    AgentsRead,
-    /// Deploy, update, delete agents.
-    AgentsWrite,
-    /// Call agent endpoints.
-    AgentsInvoke,
-    /// Full account access; what concerns the whole cluster needs it.
-    Admin,
+/// What keys that are restricted to agents may ask for at all.
+const RESTRICTED: [&str; 25] = [
+    "listAgents",
+    "getAgent",
+    "updateAgent",
+    "startAgent",
+    "stopAgent",
+    "redeployAgent",
+    "rollbackAgent",
+    "listInstances",
+    "listVersions",
+    "listDeployments",
+    "getDeployment",
+    "cancelDeployment",
+    "rollbackToDeployment",
+    "getDeploymentLogs",
+    "getAgentLogs",
+    "getAgentMetrics",
+    "invokeAgent",
+    "passThrough",
+    "listJobs",
+    "getJob",
+    "getJobOutput",
+    "cancelJob",
+    "retryJob",
+    "deleteJob",
+    "whoAmI",
+];
+
+/// What proved who it is.
+#[derive(Clone, Debug)]
+pub enum Principal {
+    /// A key.
+    Key(Arc<ApiKey>),
+    /// A person's token, or that of an application a person let in.
+    User {
+        /// Who.
+        id: UserId,
+        /// What they are now.
+        role: Role,
+        /// What the token says.
+        claims: Arc<Claims>,
+    },
+    /// An application's own token.
+    Application(Arc<Claims>),
 }
 
-impl Scope {
-    /// The word for it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::CloudsRead => "clouds:read",
-            Self::CloudsWrite => "clouds:write",
-            Self::AgentsRead => "agents:read",
-            Self::AgentsWrite => "agents:write",
-            Self::AgentsInvoke => "agents:invoke",
-            Self::Admin => "admin:*",
-        }
-    }
-}
-
-/// A caller whose key is known.
+/// A caller who is known.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Whose objects it may reach.
     pub tenant: Tenant,
-    scopes: Vec<String>,
+    /// What it may do.
+    pub scopes: Scopes,
+    /// What proved who it is.
+    pub principal: Principal,
 }
 
 impl Identity {
-    fn of(key: &ApiKey) -> Self {
-        Self { tenant: key.tenant, scopes: key.scopes.clone() }
-    }
-
     /// Whether it may do what needs any of these scopes.
     pub fn permit_any(&self, wanted: &[Scope]) -> Result<(), Problem> {
-        let covers = |scope: &Scope| {
-            let (noun, _) = scope.as_str().split_once(':').unwrap_or_default();
-            self.scopes.iter().any(|has| {
-                has == "admin:*" || has == scope.as_str() || has.strip_suffix(":*") == Some(noun)
-            })
-        };
-        if wanted.iter().any(covers) {
+        if wanted.iter().any(|scope| self.scopes.allows(*scope)) {
             return Ok(());
         }
         let required: Vec<_> = wanted.iter().map(|scope| scope.as_str()).collect();
         let message =
-            format!("this needs the scope {}; use a key that has it", required.join(" or "));
-        let details = json!({ "required": required, "granted": self.scopes });
+            format!("this needs the scope {}; use credentials that have it", required.join(" or "));
+        let details = json!({ "required": required, "granted": self.scopes.to_vec() });
         Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).with(details))
+    }
+
+    /// A key for certain agents does nothing but look after and call those.
+    pub(crate) fn restricted_to(&self, operation: &str) -> Result<(), Problem> {
+        if self.agent_ids().is_empty() || RESTRICTED.contains(&operation) {
+            return Ok(());
+        }
+        let message = "this API key is restricted to certain agents; use one that is not";
+        let details = json!({ "agent_ids": self.agent_ids() });
+        Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).with(details))
+    }
+
+    /// The agents it may touch; any if empty.
+    pub fn agent_ids(&self) -> &[AgentId] {
+        match &self.principal {
+            Principal::Key(key) => &key.agent_ids,
+            Principal::User { .. } | Principal::Application(_) => &[],
+        }
+    }
+
+    /// Whether it may touch an agent.
+    pub fn may_touch(&self, agent: AgentId) -> bool {
+        self.agent_ids().is_empty() || self.agent_ids().contains(&agent)
+    }
+
+    /// The role of a person; keys and applications have none.
+    pub fn role(&self) -> Option<Role> {
+        match &self.principal {
+            Principal::User { role, .. } => Some(*role),
+            Principal::Key(_) | Principal::Application(_) => None,
+        }
+    }
+
+    /// The kind of its credentials and its id, for people to read.
+    pub fn name(&self) -> (&'static str, String) {
+        match &self.principal {
+            Principal::Key(key) => ("api_key", key.id.to_string()),
+            Principal::User { id, .. } => ("user", id.to_string()),
+            Principal::Application(claims) => ("application", claims.sub.clone()),
+        }
     }
 }
 
@@ -84,8 +137,22 @@ impl Identity {
 #[derive(Clone)]
 pub(crate) struct Identified(pub(crate) Result<Arc<Identity>, Problem>);
 
+/// The client's address, as it travels with the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
+
+impl ClientAddress {
+    pub(crate) fn of(request: &Request) -> Self {
+        request.extensions().get().copied().unwrap_or(Self(None))
+    }
+
+    pub(crate) fn text(self) -> String {
+        self.0.map_or_else(|| "unknown".to_owned(), |ip| ip.to_canonical().to_string())
+    }
+}
+
 #[derive(SecurityScheme)]
-#[oai(ty = "bearer", checker = "by_bearer", bearer_format = "API key")]
+#[oai(ty = "bearer", checker = "by_bearer", bearer_format = "API key or JWT")]
 pub(crate) struct BearerKey(Arc<Identity>);
 
 #[derive(SecurityScheme)]
@@ -102,7 +169,7 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
-    pub(crate) fn identity(&self) -> &Identity {
+    pub(crate) fn identity(&self) -> &Arc<Identity> {
         match self {
             Self::Bearer(BearerKey(identity)) | Self::Header(HeaderKey(identity)) => identity,
         }
@@ -113,21 +180,9 @@ impl Caller {
         self.identity().tenant
     }
 
-    /// Whether it may do this.
-    pub(crate) fn permit(&self, scope: Scope) -> Result<(), Problem> {
-        self.identity().permit_any(&[scope])
-    }
-}
-
-impl Caller {
-    /// Whether it may look after the cluster: with full access, and for production.
-    pub(crate) fn permit_operating(&self) -> Result<(), Problem> {
-        self.permit(Scope::Admin)?;
-        if self.tenant().mode == Mode::Live {
-            return Ok(());
-        }
-        let message = "the cluster is looked after with a live key; this is a test key";
-        Err(Problem::new(StatusCode::FORBIDDEN, "TEST_MODE_ONLY", message))
+    /// Its organization.
+    pub(crate) fn org(&self) -> OrgId {
+        self.tenant().org
     }
 }
 
@@ -148,17 +203,31 @@ pub(crate) fn identified(request: &Request) -> Result<Arc<Identity>, Problem> {
 }
 
 fn unauthenticated() -> Problem {
-    let message = "send an API key as `Authorization: Bearer <key>` or `X-API-Key: <key>`";
+    let message = "send an API key or an access token as `Authorization: Bearer <key>`, or an API key as `X-API-Key: <key>`";
     Problem::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message)
 }
 
+/// One answer for every key that is not good: who guesses learns nothing.
 fn wrong_key() -> Problem {
-    let message = "this API key is not valid; check it, or create another one";
+    let message = "this API key or token is not valid; check it, or create another one";
     Problem::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", message)
 }
 
-/// Finds out who asks.
-pub(crate) fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Identity>, Problem> {
+fn wrong_address(key: &ApiKey, address: ClientAddress) -> Problem {
+    let message = "this API key may not be used from this address";
+    let details = json!({ "address": address.text(), "key_id": key.id });
+    Problem::new(StatusCode::FORBIDDEN, "IP_NOT_ALLOWED", message).with(details)
+}
+
+fn in_browser() -> Problem {
+    let message =
+        "API keys do not belong into browsers; let people log in and use their access token";
+    Problem::new(StatusCode::FORBIDDEN, "IP_NOT_ALLOWED", message)
+        .with(json!({ "reason": "origin_header" }))
+}
+
+/// The credentials of a request, from either header.
+fn credentials(headers: &HeaderMap) -> Result<String, Problem> {
     let text = |value: &http::HeaderValue| value.to_str().ok().map(str::to_owned);
     let bearer = match headers.get(header::AUTHORIZATION) {
         None => None,
@@ -172,17 +241,70 @@ pub(crate) fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Ident
         }
     };
     let direct = headers.get("x-api-key").map(|value| text(value).unwrap_or_default());
-    let key = match (bearer, direct) {
+    match (bearer, direct) {
         (Some(one), Some(other)) if one != other => {
             let message = "Authorization and X-API-Key carry different keys; send one of them";
-            return Err(Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message));
+            Err(Problem::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message))
         }
-        (Some(key), _) | (None, Some(key)) => key,
-        (None, None) => return Err(unauthenticated()),
-    };
-    let hash = hash_key(&shared.settings.pepper, &key);
+        (Some(key), _) | (None, Some(key)) => Ok(key),
+        (None, None) => Err(unauthenticated()),
+    }
+}
+
+/// Finds out who asks.
+pub(crate) fn identify(
+    shared: &Shared,
+    headers: &HeaderMap,
+    address: ClientAddress,
+) -> Result<Arc<Identity>, Problem> {
+    let text = credentials(headers)?;
+    if text.starts_with("ey") && text.matches('.').count() == 2 {
+        return by_token(shared, &text).map(Arc::new);
+    }
+    let key = good_key(shared, &text)?;
+    if !key.allows_from(address.0) {
+        return Err(wrong_address(&key, address));
+    }
+    if headers.contains_key(header::ORIGIN) {
+        return Err(in_browser());
+    }
+    shared.keys_used.note(key.id, Used { at: shared.service.world.now(), ip: address.text() });
+    Ok(Arc::new(Identity {
+        tenant: key.tenant,
+        scopes: key.scopes.clone(),
+        principal: Principal::Key(key),
+    }))
+}
+
+fn good_key(shared: &Shared, text: &str) -> Result<Arc<ApiKey>, Problem> {
+    let hash = hash_key(&shared.settings.pepper, text);
     let known = shared.service.world.directory().read().api_key(&hash);
-    known.map(|key| Arc::new(Identity::of(&key))).ok_or_else(wrong_key)
+    let now = shared.service.world.now();
+    known.filter(|key| key.is_good(&hash, now)).ok_or_else(wrong_key)
+}
+
+fn by_token(shared: &Shared, text: &str) -> Result<Identity, Problem> {
+    let claims = shared.verify(text)?;
+    let directory = shared.service.world.directory().read();
+    let org: OrgId = claims.org.parse().map_err(|_| wrong_key())?;
+    let tenant = Tenant { org, mode: if claims.livemode { Mode::Live } else { Mode::Test } };
+    let granted =
+        Scopes::parse(claims.scopes.iter().map(String::as_str)).map_err(|_| wrong_key())?;
+    if let Some(application) = &claims.client_id {
+        let id = application.parse().map_err(|_| wrong_key())?;
+        // The application may belong to another organization than the person who let it in.
+        directory.applications.get(&id).ok_or_else(wrong_key)?;
+    }
+    let Ok(id) = claims.sub.parse::<UserId>() else {
+        return Ok(Identity { tenant, scopes: granted, principal: Principal::Application(claims) });
+    };
+    let user = directory.user(org, id).map_err(|_| wrong_key())?;
+    if claims.iat * 1000 + 999 < user.sessions_since.millis() {
+        return Err(wrong_key());
+    }
+    // A person who may do less than when the token was made does less with it.
+    let scopes = granted.both(&user.role.scopes());
+    Ok(Identity { tenant, scopes, principal: Principal::User { id, role: user.role, claims } })
 }
 
 /// What is stored of a key: HMAC-SHA-256 under the pepper. Looking it up by hash tells a guesser

@@ -21,7 +21,7 @@ use crate::{
         agent::{Wrong, check_metadata},
         cloud::{CloudBody, Counted, CreateCloud, ProviderBody, UpdateCloud},
     },
-    caller::{Caller, Scope},
+    caller::Caller,
     check::Checked,
     cursor::{self, Cursor},
     envelope::{Deleted, Page, Success},
@@ -67,7 +67,7 @@ fn cloud_id(text: &str) -> std::result::Result<CloudId, Problem> {
 impl CloudsApi {
     /// List clouds
     ///
-    /// Scope: `clouds:read`. Newest first.
+    /// Newest first.
     #[oai(path = "/clouds", method = "get", operation_id = "listClouds")]
     async fn list(
         &self,
@@ -80,7 +80,6 @@ impl CloudsApi {
         /// Only of this name.
         name: Query<Option<String>>,
     ) -> Result<Json<Success<Page<CloudBody>>>> {
-        caller.permit(Scope::CloudsRead)?;
         let tenant = caller.tenant();
         let filter = cursor::filter(&[&tenant, &name.0]);
         let key = &self.0.settings.signing_key;
@@ -109,8 +108,6 @@ impl CloudsApi {
     }
 
     /// Create a cloud
-    ///
-    /// Scope: `clouds:write`.
     #[oai(path = "/clouds", method = "post", operation_id = "createCloud")]
     async fn create(
         &self,
@@ -118,7 +115,6 @@ impl CloudsApi {
         request: &Request,
         body: Checked<CreateCloud>,
     ) -> Result<CloudCreated> {
-        caller.permit(Scope::CloudsWrite)?;
         let tenant = caller.tenant();
         let key = keyed(request, tenant, body.fingerprint)?;
         let cloud = self.new_cloud(tenant, body.body)?;
@@ -130,8 +126,6 @@ impl CloudsApi {
     }
 
     /// Get a cloud
-    ///
-    /// Scope: `clouds:read`.
     #[oai(path = "/clouds/:id", method = "get", operation_id = "getCloud")]
     async fn get(
         &self,
@@ -139,7 +133,6 @@ impl CloudsApi {
         /// The cloud.
         id: Path<String>,
     ) -> Result<CloudAnswer> {
-        caller.permit(Scope::CloudsRead)?;
         let id = cloud_id(&id)?;
         let directory = self.0.service.directory().await?.read();
         let cloud = directory.cloud(caller.tenant(), id)?;
@@ -150,7 +143,7 @@ impl CloudsApi {
 
     /// Update a cloud
     ///
-    /// Scope: `clouds:write`. A JSON merge patch.
+    /// A JSON merge patch.
     #[oai(path = "/clouds/:id", method = "patch", operation_id = "updateCloud")]
     async fn update(
         &self,
@@ -160,7 +153,6 @@ impl CloudsApi {
         id: Path<String>,
         body: Checked<UpdateCloud>,
     ) -> Result<CloudAnswer> {
-        caller.permit(Scope::CloudsWrite)?;
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let before = self.0.service.directory().await?.read().cloud(tenant, id)?;
@@ -184,7 +176,7 @@ impl CloudsApi {
 
     /// Delete a cloud
     ///
-    /// Scope: `clouds:write`. A cloud with agents stays.
+    /// A cloud with agents stays.
     #[oai(path = "/clouds/:id", method = "delete", operation_id = "deleteCloud")]
     async fn delete(
         &self,
@@ -193,7 +185,6 @@ impl CloudsApi {
         /// The cloud.
         id: Path<String>,
     ) -> Result<Json<Success<Deleted>>> {
-        caller.permit(Scope::CloudsWrite)?;
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.0.service.change(Command::DeleteCloud { tenant, id }, key).await?;
@@ -202,7 +193,7 @@ impl CloudsApi {
 
     /// List a cloud's agents
     ///
-    /// Scope: `agents:read`. Newest first.
+    /// Newest first.
     #[oai(path = "/clouds/:id/agents", method = "get", operation_id = "listCloudAgents")]
     async fn agents(
         &self,
@@ -215,7 +206,6 @@ impl CloudsApi {
         /// `next_cursor` of the page before.
         cursor: Query<Option<String>>,
     ) -> Result<Json<Success<AgentPage>>> {
-        caller.permit(Scope::AgentsRead)?;
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         self.0.service.directory().await?.read().cloud(tenant, id)?;
         let agents = crate::agents::AgentsApi(self.0.clone());
@@ -281,14 +271,8 @@ impl CloudsApi {
 
     fn expect(&self, reply: Reply) -> Result<CloudBody> {
         let world = &self.0.service.world;
-        match reply {
-            Reply::Cloud(cloud) => Ok(body(&cloud, &world.directory().read(), world)),
-            Reply::Done
-            | Reply::Agent(_)
-            | Reply::Deployment(_)
-            | Reply::Upload(_)
-            | Reply::Node(_) => Err(Problem::internal().into()),
-        }
+        let Reply::Cloud(cloud) = reply else { return Err(Problem::internal().into()) };
+        Ok(body(&cloud, &world.directory().read(), world))
     }
 }
 

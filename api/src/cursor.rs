@@ -29,7 +29,7 @@ struct Signed {
 }
 
 /// The filters of a list, as a short word.
-pub(crate) fn filter(parts: &[&dyn std::fmt::Debug]) -> String {
+pub(crate) fn filter(parts: &[&(dyn std::fmt::Debug + Sync)]) -> String {
     let digest = Sha256::digest(format!("{parts:?}"));
     URL_SAFE_NO_PAD.encode(&digest[..9])
 }

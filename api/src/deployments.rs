@@ -19,7 +19,7 @@ use crate::{
         deployment::{DeploymentBody, VersionBody},
         log::{LogLineBody, LogPage},
     },
-    caller::{Caller, Scope},
+    caller::Caller,
     cursor::{self, Cursor},
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
@@ -39,7 +39,7 @@ fn deployment_id(text: &str) -> std::result::Result<DeploymentId, Problem> {
 impl DeploymentsApi {
     /// List an agent's deployments
     ///
-    /// Scope: `agents:read`. Newest first.
+    /// Newest first.
     #[oai(path = "/agents/:id/deployments", method = "get", operation_id = "listDeployments")]
     async fn list(
         &self,
@@ -52,7 +52,6 @@ impl DeploymentsApi {
         /// `next_cursor` of the page before.
         cursor: Query<Option<String>>,
     ) -> Result<Page<DeploymentBody>> {
-        caller.permit(Scope::AgentsRead)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let filter = cursor::filter(&[&tenant, &id]);
         let key = &self.0.settings.signing_key;
@@ -75,8 +74,6 @@ impl DeploymentsApi {
     }
 
     /// Get a deployment
-    ///
-    /// Scope: `agents:read`.
     #[oai(
         path = "/agents/:id/deployments/:deployment_id",
         method = "get",
@@ -91,7 +88,6 @@ impl DeploymentsApi {
         #[oai(name = "deployment_id")]
         dep: Path<String>,
     ) -> Result<DeploymentBody> {
-        caller.permit(Scope::AgentsRead)?;
         let (agent, dep) = (agent_id(&id)?, deployment_id(&dep)?);
         let directory = self.0.service.directory().await?.read();
         directory.agent(caller.tenant(), agent)?;
@@ -101,7 +97,7 @@ impl DeploymentsApi {
 
     /// Cancel a deployment
     ///
-    /// Scope: `agents:write`. A version that serves goes on serving.
+    /// A version that serves goes on serving.
     #[oai(
         path = "/agents/:id/deployments/:deployment_id/cancel",
         method = "post",
@@ -117,21 +113,17 @@ impl DeploymentsApi {
         #[oai(name = "deployment_id")]
         dep: Path<String>,
     ) -> Result<DeploymentBody> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, agent, id) = (caller.tenant(), agent_id(&id)?, deployment_id(&dep)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         let command = Command::CancelDeployment { tenant, agent, id };
-        match self.0.service.change(command, key).await?.value {
-            Reply::Deployment(row) => Ok(Json(Success::of(DeploymentBody::from(&*row)))),
-            Reply::Done | Reply::Agent(_) | Reply::Cloud(_) | Reply::Upload(_) | Reply::Node(_) => {
-                Err(Problem::internal().into())
-            }
-        }
+        let reply = self.0.service.change(command, key).await?.value;
+        let Reply::Deployment(row) = reply else { return Err(Problem::internal().into()) };
+        Ok(Json(Success::of(DeploymentBody::from(&*row))))
     }
 
     /// Roll back to a deployment
     ///
-    /// Scope: `agents:write`. As rolling back to the version that this deployment brought; one that
+    /// As rolling back to the version that this deployment brought; one that
     /// never served brought none.
     #[oai(
         path = "/agents/:id/deployments/:deployment_id/rollback",
@@ -148,7 +140,6 @@ impl DeploymentsApi {
         #[oai(name = "deployment_id")]
         dep: Path<String>,
     ) -> std::result::Result<AgentAnswer, ApiError> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id, dep) = (caller.tenant(), agent_id(&id)?, deployment_id(&dep)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         let version = self.brought(&caller, id, dep).await?;
@@ -159,7 +150,7 @@ impl DeploymentsApi {
 
     /// Get a deployment's build log
     ///
-    /// Scope: `agents:read`. Oldest first.
+    /// Oldest first.
     #[oai(
         path = "/agents/:id/deployments/:deployment_id/logs",
         method = "get",
@@ -179,7 +170,6 @@ impl DeploymentsApi {
         /// `next_cursor` of the page before.
         cursor: Query<Option<String>>,
     ) -> Result<LogPage> {
-        caller.permit(Scope::AgentsRead)?;
         let (agent, dep) = (agent_id(&id)?, deployment_id(&dep)?);
         self.known(&caller, agent, dep).await?;
         let query = LogQuery {
@@ -198,7 +188,7 @@ impl DeploymentsApi {
 
     /// List an agent's versions
     ///
-    /// Scope: `agents:read`. Newest first; the last ten are kept.
+    /// Newest first; the last ten are kept.
     #[oai(path = "/agents/:id/versions", method = "get", operation_id = "listVersions")]
     async fn versions(
         &self,
@@ -206,7 +196,6 @@ impl DeploymentsApi {
         /// The agent.
         id: Path<String>,
     ) -> Result<Page<VersionBody>> {
-        caller.permit(Scope::AgentsRead)?;
         let id = agent_id(&id)?;
         let directory = self.0.service.directory().await?.read();
         let agent = directory.agent(caller.tenant(), id)?;

@@ -5,6 +5,8 @@ use poem::{Endpoint, Response, endpoint::make_sync};
 use poem_openapi::Tags;
 use serde_json::{Map, Value, json};
 
+use crate::access::{self, Need};
+
 /// Groups of operations.
 #[derive(Tags)]
 pub(crate) enum Tag {
@@ -18,9 +20,31 @@ pub(crate) enum Tag {
     Clouds,
     /// Archives.
     Uploads,
+    /// People log in.
+    Authentication,
+    /// Third parties' programs.
+    Oauth,
+    /// API keys for programs.
+    Keys,
+    /// Users and invitations.
+    People,
+    /// Accounts.
+    Organizations,
+    /// Values that agents are started with.
+    Secrets,
+    /// Who changed what.
+    Audit,
     /// The nodes that all of this runs on.
     Cluster,
 }
+
+/// Headers of every answer.
+const HEADERS: [(&str, &str, &str); 4] = [
+    ("X-Request-Id", "Our name for this request.", "string"),
+    ("X-RateLimit-Limit", "Calls of the window that is nearest to its end.", "integer"),
+    ("X-RateLimit-Remaining", "Calls left in it.", "integer"),
+    ("X-RateLimit-Reset", "When it moves on, in seconds since 1970.", "integer"),
+];
 
 const DESCRIPTION: &str = "Roost hosts AI agents: from a GitHub repository, a Docker image or an \
     uploaded archive to a running, invocable, observed agent. Every answer wears an envelope: \
@@ -88,7 +112,21 @@ pub(crate) fn methods_of(path: &str) -> String {
 
 /// Names of the schemas that request bodies are made of.
 fn request_schemas(document: &Value) -> Vec<&'static str> {
-    const REQUESTS: [&str; 14] = [
+    const REQUESTS: [&str; 28] = [
+        "LoginRequest",
+        "RefreshRequest",
+        "PasswordRequest",
+        "CreateApiKey",
+        "UpdateApiKey",
+        "RotateRequest",
+        "UpdateUser",
+        "CreateInvitation",
+        "AcceptInvitation",
+        "CreateOrganization",
+        "UpdateOrganization",
+        "PutSecret",
+        "CreateApplication",
+        "TokenRequest",
         "CreateAgent",
         "UpdateAgent",
         "SourceRequest",
@@ -107,7 +145,7 @@ fn request_schemas(document: &Value) -> Vec<&'static str> {
     let known = &document["components"]["schemas"];
     let missing = REQUESTS.iter().find(|name| known.get(**name).is_none());
     debug_assert!(missing.is_none(), "{missing:?} is not in the document");
-    REQUESTS.iter().copied().chain(["CreateUpload"]).collect()
+    REQUESTS.iter().copied().chain(["CreateUpload", "TokenQuestion"]).collect()
 }
 
 /// A member that is not required may be null; a request takes no members it does not name.
@@ -161,18 +199,27 @@ fn make_nullable(property: &mut Value) {
 
 /// What holds for every operation.
 fn finish_operation(operation: &mut Value) {
-    let description = operation["description"].as_str().unwrap_or_default();
-    let scopes: Vec<Value> = match description.split_once("Scope: ") {
-        Some((_, rest)) => rest
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .take_while(|word| word.contains(':') && !word.contains(' '))
-            .map(|scope| json!(scope))
-            .collect(),
-        None => vec![],
+    let need = access::need_of(operation["operationId"].as_str().unwrap_or_default());
+    let scopes: Vec<&str> = match need {
+        Some(Need::Any(scopes)) => scopes.iter().map(|scope| scope.as_str()).collect(),
+        Some(Need::Operator(scope)) => vec![scope.as_str()],
+        Some(Need::Nobody | Need::Somebody) | None => vec![],
     };
-    operation["x-scopes"] = Value::Array(scopes);
+    let words = match need {
+        Some(Need::Any(_)) => format!("`{}`", scopes.join("` or `")),
+        Some(Need::Operator(_)) => {
+            format!("`{}`, live credentials of the operator's organization", scopes.join("` or `"))
+        }
+        Some(Need::Somebody) => "any valid credentials".to_owned(),
+        Some(Need::Nobody) | None => "none".to_owned(),
+    };
+    let description = operation["description"].as_str().unwrap_or_default();
+    let description = format!("Scope: {words}. {description}").trim_end().to_owned();
+    operation["description"] = json!(description);
+    operation["x-scopes"] = json!(scopes);
+    if matches!(need, Some(Need::Nobody) | None) {
+        operation["security"] = json!([]);
+    }
     let has_body = operation.get("requestBody").is_some();
     if let Some(responses) = operation["responses"].as_object_mut() {
         // No operation is answered with these unless it takes a body or calls an agent.
@@ -180,10 +227,10 @@ fn finish_operation(operation: &mut Value) {
             responses.remove("413");
         }
         for response in responses.values_mut() {
-            response["headers"]["X-Request-Id"] = json!({
-                "description": "Our name for this request.",
-                "schema": { "type": "string" },
-            });
+            for (name, about, kind) in HEADERS {
+                response["headers"][name] =
+                    json!({ "description": about, "schema": { "type": kind } });
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The envelope that every answer wears: `success`, `data` or `error`, and `meta`.
 
+use std::cell::RefCell;
+
 use domain::{RequestId, Timestamp};
 use poem::{IntoResponse, Response};
 use poem_openapi::{
@@ -24,6 +26,18 @@ pub(crate) struct Current {
 
 tokio::task_local! {
     static CURRENT: Current;
+    static REFUSAL: RefCell<Option<String>>;
+}
+
+/// Remembers why the request that this task serves was refused.
+pub(crate) fn note_refusal(code: &str) {
+    // A problem outside of any request is nobody's.
+    let _ = REFUSAL.try_with(|refusal| *refusal.borrow_mut() = Some(code.to_owned()));
+}
+
+/// Why the request that this task serves was refused, if it was.
+pub(crate) fn refusal() -> Option<String> {
+    REFUSAL.try_with(|refusal| refusal.borrow().clone()).ok().flatten()
 }
 
 impl Current {
@@ -37,7 +51,7 @@ impl Current {
     }
 
     pub(crate) async fn scope<F: Future>(self, task: F) -> F::Output {
-        CURRENT.scope(self, task).await
+        CURRENT.scope(self, REFUSAL.scope(RefCell::new(None), task)).await
     }
 }
 

@@ -18,7 +18,7 @@ use poem_openapi::{
 };
 use serde_json::{Value, json};
 
-use crate::envelope::{ErrorBody, Failure, Meta};
+use crate::envelope::{ErrorBody, Failure, Meta, note_refusal};
 
 /// A reason, ready to be answered with.
 #[derive(Clone, Debug)]
@@ -103,8 +103,14 @@ impl Problem {
         &self.code
     }
 
+    /// Its sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     fn body(self) -> Failure {
         let Self { code, message, details, .. } = self;
+        note_refusal(&code);
         Failure {
             success: false,
             error: ErrorBody { code, message, details: Any(details) },
@@ -307,6 +313,37 @@ impl From<Rejection> for Problem {
             R::TooManyJoinTokens => make(S::TOO_MANY_REQUESTS, "RATE_LIMITED", json!({})),
             R::NodeInUse(id) => make(S::CONFLICT, "INVALID_STATE", json!({ "node_id": id })),
             R::LastNode => make(S::CONFLICT, "INVALID_STATE", json!({})),
+            R::OrganizationNotFound(id) => {
+                make(S::NOT_FOUND, "ORGANIZATION_NOT_FOUND", json!({ "organization_id": id }))
+            }
+            R::UserNotFound(id) => make(S::NOT_FOUND, "USER_NOT_FOUND", json!({ "user_id": id })),
+            R::InvitationNotFound(id) => {
+                make(S::NOT_FOUND, "INVITATION_NOT_FOUND", json!({ "invitation_id": id }))
+            }
+            R::ApplicationNotFound(id) => {
+                make(S::NOT_FOUND, "APPLICATION_NOT_FOUND", json!({ "application_id": id }))
+            }
+            R::SecretNotFound(name) => {
+                make(S::NOT_FOUND, "SECRET_NOT_FOUND", json!({ "name": name }))
+            }
+            R::SessionNotFound(_) => make(S::UNAUTHORIZED, "INVALID_CREDENTIALS", json!({})),
+            R::OrganizationNameTaken(name) => {
+                make(S::CONFLICT, "ORGANIZATION_NAME_TAKEN", json!({ "name": name }))
+            }
+            R::EmailTaken => make(S::CONFLICT, "EMAIL_TAKEN", json!({})),
+            R::InvitationInvalid => make(S::BAD_REQUEST, "INVALID_GRANT", json!({})),
+            R::RoleTooHigh(role) => {
+                make(S::FORBIDDEN, "INSUFFICIENT_SCOPE", json!({ "role": role }))
+            }
+            R::LastOwner => make(S::CONFLICT, "INVALID_STATE", json!({})),
+            R::QuotaExceeded { what, max } => {
+                make(S::FORBIDDEN, "QUOTA_EXCEEDED", json!({ "of": what, "max": max }))
+            }
+            R::LoginThrottled { until } => {
+                make(S::TOO_MANY_REQUESTS, "LOGIN_THROTTLED", json!({ "until": until.to_string() }))
+                    .retry_after(until.since(crate::envelope::Current::get().at).as_secs().max(1))
+            }
+            R::GrantInvalid => make(S::BAD_REQUEST, "INVALID_GRANT", json!({})),
             R::NotOwner => {
                 make(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", json!({})).retry_after(1)
             }

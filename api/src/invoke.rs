@@ -33,7 +33,7 @@ use crate::{
         invocation::{InvokeBody, InvokeOptions, InvokeRequest, StreamEventBody, StreamUsage},
         job::poll_url,
     },
-    caller::{Caller, Scope},
+    caller::Caller,
     check::Checked,
     envelope::{Current, Meta, Success},
     error::{ApiError, Problem},
@@ -70,7 +70,7 @@ pub(crate) enum InvokeAnswer {
 impl InvokeApi {
     /// Invoke an agent
     ///
-    /// Scope: `agents:invoke`. Waits for the answer; with `"async": true` answers at once with a job;
+    /// Waits for the answer; with `"async": true` answers at once with a job;
     /// with `Accept: text/event-stream` answers with events as the agent makes them.
     #[oai(path = "/agents/:id/invoke", method = "post", operation_id = "invokeAgent")]
     async fn invoke(
@@ -81,7 +81,6 @@ impl InvokeApi {
         id: Path<String>,
         body: Checked<InvokeRequest>,
     ) -> Result<InvokeAnswer, ApiError> {
-        caller.permit(Scope::AgentsInvoke)?;
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let (is_async, is_stream) = (body.body.is_async == Some(true), wants_stream(request));

@@ -21,7 +21,7 @@ use poem_openapi::{
 use crate::{
     Handle,
     body::job::{CancelMode, CancelRequest, JobBody},
-    caller::{Caller, Scope},
+    caller::Caller,
     check::MaybeChecked,
     cursor::{self, Cursor},
     envelope::{Current, Deleted, Page, RawJson, Success},
@@ -50,13 +50,9 @@ fn job_id(text: &str) -> std::result::Result<JobId, Problem> {
     path_id("job", text)
 }
 
-const READ: [Scope; 2] = [Scope::AgentsInvoke, Scope::AgentsRead];
-
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Jobs")]
 impl JobsApi {
     /// List jobs
-    ///
-    /// Scope: `agents:invoke` or `agents:read`.
     #[oai(path = "/jobs", method = "get", operation_id = "listJobs")]
     #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
     async fn list(
@@ -79,7 +75,6 @@ impl JobsApi {
         /// Only made before this time.
         created_before: Query<Option<String>>,
     ) -> Result<Json<Success<Page<JobBody>>>> {
-        caller.identity().permit_any(&READ)?;
         let order = match sort.0.as_deref() {
             None | Some("-created_at") => Order::Descending,
             Some("created_at") => Order::Ascending,
@@ -88,7 +83,7 @@ impl JobsApi {
             }
         };
         let filter = JobFilter {
-            agents: agents(agent_id.0.as_deref())?,
+            agents: self.agents(&caller, agent_id.0.as_deref())?,
             statuses: query::words("status", status.0.as_deref(), &STATUSES)?,
             created_after: query::time("created_after", created_after.0)?,
             created_before: query::time("created_before", created_before.0)?,
@@ -116,7 +111,7 @@ impl JobsApi {
 
     /// Get a job
     ///
-    /// Scope: `agents:invoke` or `agents:read`. With `wait`, once it has ended, or after that many
+    /// With `wait`, once it has ended, or after that many
     /// seconds.
     #[oai(path = "/jobs/:id", method = "get", operation_id = "getJob")]
     async fn get(
@@ -130,20 +125,21 @@ impl JobsApi {
         /// `input` shows the input too.
         include: Query<Option<String>>,
     ) -> Result<JobAnswer> {
-        caller.identity().permit_any(&READ)?;
         let with_input = match include.0.as_deref() {
             None => false,
             Some("input") => true,
             Some(_) => return Err(Problem::field("include", "must be input").into()),
         };
         let wait = wait.0.filter(|seconds| *seconds > 0.0).map(Duration::from_secs_f64);
-        let job = self.0.service.job(caller.tenant(), job_id(&id)?, wait).await?;
+        let id = job_id(&id)?;
+        self.touches(&caller, id).await?;
+        let job = self.0.service.job(caller.tenant(), id, wait).await?;
         self.answer(&job, with_input, false).await
     }
 
     /// Get a job's output
     ///
-    /// Scope: `agents:invoke` or `agents:read`. The JSON that the agent answered with, without the
+    /// The JSON that the agent answered with, without the
     /// envelope, however long it is.
     #[oai(path = "/jobs/:id/output", method = "get", operation_id = "getJobOutput")]
     async fn output(
@@ -152,8 +148,8 @@ impl JobsApi {
         /// The job.
         id: Path<String>,
     ) -> Result<RawJson> {
-        caller.identity().permit_any(&READ)?;
         let id = job_id(&id)?;
+        self.touches(&caller, id).await?;
         let job = self.0.service.job(caller.tenant(), id, None).await?;
         let texts = self.0.service.job_texts(&job, false, u64::MAX).await?;
         let state = || Rejection::InvalidState {
@@ -165,7 +161,7 @@ impl JobsApi {
 
     /// Call a job off
     ///
-    /// Scope: `agents:invoke`. A running job is `canceled` only once its agent has let go of it or
+    /// A running job is `canceled` only once its agent has let go of it or
     /// its instance has ended; until then it has `cancel_requested_at`.
     #[oai(path = "/jobs/:id/cancel", method = "post", operation_id = "cancelJob")]
     async fn cancel(
@@ -176,9 +172,9 @@ impl JobsApi {
         id: Path<String>,
         body: MaybeChecked<CancelRequest>,
     ) -> Result<JobAnswer> {
-        caller.permit(Scope::AgentsInvoke)?;
         let tenant = caller.tenant();
         let key = keyed(request, tenant, body.0.fingerprint)?;
+        self.touches(&caller, job_id(&id)?).await?;
         let by_force = body.0.body.mode == Some(CancelMode::Force);
         let canceled = self.0.service.cancel_job(tenant, job_id(&id)?, by_force, key).await?;
         self.answer(&canceled.value, false, canceled.replayed).await
@@ -186,7 +182,7 @@ impl JobsApi {
 
     /// Repeat an ended job
     ///
-    /// Scope: `agents:invoke`. Makes a new job with the same input and options.
+    /// Makes a new job with the same input and options.
     #[oai(path = "/jobs/:id/retry", method = "post", operation_id = "retryJob")]
     async fn retry(
         &self,
@@ -195,17 +191,15 @@ impl JobsApi {
         /// The job.
         id: Path<String>,
     ) -> Result<JobAnswer> {
-        caller.permit(Scope::AgentsInvoke)?;
         let tenant = caller.tenant();
         let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.touches(&caller, job_id(&id)?).await?;
         let request_id = Current::get().request_id;
         let made = self.0.service.retry_job(tenant, job_id(&id)?, request_id, key).await?;
         self.answer(&made.value, false, made.replayed).await
     }
 
     /// Remove an ended job
-    ///
-    /// Scope: `agents:invoke`.
     #[oai(path = "/jobs/:id", method = "delete", operation_id = "deleteJob")]
     async fn delete(
         &self,
@@ -214,9 +208,9 @@ impl JobsApi {
         /// The job.
         id: Path<String>,
     ) -> Result<Json<Success<Deleted>>> {
-        caller.permit(Scope::AgentsInvoke)?;
         let (tenant, id) = (caller.tenant(), job_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.touches(&caller, id).await?;
         self.0.service.delete_job(tenant, id, key).await?;
         Ok(Json(Success::of(Deleted::of(id))))
     }
@@ -230,7 +224,7 @@ const STATUSES: [(&str, JobStatus); 5] = [
     ("canceled", JobStatus::Canceled),
 ];
 
-fn agents(text: Option<&str>) -> std::result::Result<Vec<domain::AgentId>, Problem> {
+fn named_agents(text: Option<&str>) -> std::result::Result<Vec<domain::AgentId>, Problem> {
     let ids = text.into_iter().flat_map(|text| text.split(','));
     ids.map(|id| {
         id.parse().map_err(|_| Problem::field("agent_id", "must be one or more ids of agents"))
@@ -239,6 +233,35 @@ fn agents(text: Option<&str>) -> std::result::Result<Vec<domain::AgentId>, Probl
 }
 
 impl JobsApi {
+    /// The agents whose jobs are wanted: of a key for certain agents never others.
+    fn agents(
+        &self,
+        caller: &Caller,
+        text: Option<&str>,
+    ) -> std::result::Result<Vec<domain::AgentId>, Problem> {
+        let (named, own) = (named_agents(text)?, caller.identity().agent_ids());
+        match (named.is_empty(), own.is_empty()) {
+            (_, true) => Ok(named),
+            (true, false) => Ok(own.to_vec()),
+            (false, false) => match named.iter().find(|id| !own.contains(id)) {
+                Some(id) => Err(Rejection::AgentNotFound(*id).into()),
+                None => Ok(named),
+            },
+        }
+    }
+
+    /// A key for certain agents sees no other's jobs: they are not there.
+    async fn touches(&self, caller: &Caller, id: JobId) -> Result<()> {
+        if caller.identity().agent_ids().is_empty() {
+            return Ok(());
+        }
+        let job = self.0.service.job(caller.tenant(), id, None).await?;
+        match caller.identity().may_touch(job.agent_id) {
+            true => Ok(()),
+            false => Err(Rejection::JobNotFound(id).into()),
+        }
+    }
+
     async fn answer(&self, job: &Job, with_input: bool, is_replay: bool) -> Result<JobAnswer> {
         let retry_after = (!job.status.is_final()).then_some(1);
         let texts = self.0.service.job_texts(job, with_input, OUTPUT_BYTES_MAX as u64).await?;

@@ -2,6 +2,7 @@
 //! wrong, and a line in the log.
 
 use std::{
+    net::IpAddr,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -9,7 +10,8 @@ use std::{
     },
 };
 
-use domain::RequestId;
+use actors::limiter::{Admission, Standing};
+use domain::{RequestId, Timestamp};
 use futures::{FutureExt as _, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode, header};
 use poem::{
@@ -26,8 +28,10 @@ use tracing::Instrument as _;
 
 use crate::{
     Shared,
-    caller::{Identified, identified, identify},
-    envelope::Current,
+    access::{self, Need, Operation},
+    audit::Watched,
+    caller::{ClientAddress, Identified, Identity, identified, identify},
+    envelope::{Current, refusal},
     error::Problem,
 };
 
@@ -72,13 +76,10 @@ async fn serve(
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let client_id = client_request_id(&request);
     let answer = async {
-        match admit(shared, &mut request).await {
-            Ok(()) => call(routes, request).await,
-            Err(problem) => {
-                discard(&mut request).await;
-                problem.response()
-            }
-        }
+        let visit = Visit::of(shared, &mut request);
+        let (standing, mut response) = visit.serve(shared, routes, request).await;
+        tell_standing(&mut response, standing);
+        response
     };
     let mut response = current.scope(answer.instrument(span)).await;
     if let Ok(value) = HeaderValue::from_str(&current.request_id.to_string()) {
@@ -128,8 +129,197 @@ fn client_request_id(request: &Request) -> Option<String> {
     (visible && text.len() <= CLIENT_REQUEST_ID_MAX).then(|| text.to_owned())
 }
 
-/// Whether the request may go on; it leaves with a bounded body and a known caller.
-async fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
+/// What is known of a request before anything is decided.
+struct Visit {
+    address: ClientAddress,
+    identity: Result<Arc<Identity>, Problem>,
+    operation: Option<Operation>,
+    origin: Option<HeaderValue>,
+}
+
+impl Visit {
+    fn of(shared: &Shared, request: &mut Request) -> Self {
+        let address = client_address(shared, request);
+        let identity = identify(shared, request.headers(), address);
+        let operation = access::operation_of(request.method(), request.uri().path());
+        let origin = request.headers().get(header::ORIGIN).filter(|origin| {
+            let allowed = &shared.settings.cors_origins;
+            origin.to_str().is_ok_and(|origin| allowed.iter().any(|known| known == origin))
+        });
+        let origin = origin.cloned();
+        request.extensions_mut().insert(address);
+        request.extensions_mut().insert(Identified(identity.clone()));
+        Self { address, identity, operation, origin }
+    }
+
+    async fn serve(
+        self,
+        shared: &Shared,
+        routes: &impl Endpoint<Output = Response>,
+        mut request: Request,
+    ) -> (Standing, Response) {
+        let admission = self.count(shared, &request).await;
+        let standing = match admission {
+            Admission::Allowed(standing) => standing,
+            Admission::Refused(standing) => {
+                discard(&mut request).await;
+                let now = shared.service.world.now();
+                return (standing, self.dressed(too_many(standing, now).response()));
+            }
+            Admission::Unknown(standing) => {
+                discard(&mut request).await;
+                return (standing, self.dressed(cannot_count().response()));
+            }
+        };
+        if let Some(answer) = self.preflight(&request) {
+            return (standing, answer);
+        }
+        let watched = self.watched(&request);
+        let response = match self.admit(shared, &mut request).await {
+            Ok(()) => call(routes, request).await,
+            Err(problem) => {
+                discard(&mut request).await;
+                problem.response()
+            }
+        };
+        if let Some(watched) = watched {
+            let refused =
+                response.status().is_client_error() || response.status().is_server_error();
+            let code = refused.then(|| refusal().unwrap_or_else(|| response.status().to_string()));
+            shared.audit(watched, code.as_deref()).await;
+        }
+        (standing, self.dressed(response))
+    }
+
+    /// Counts the call: for its organization, or for its address if nobody knows whose it is.
+    async fn count(&self, shared: &Shared, request: &Request) -> Admission {
+        let world = &shared.service.world;
+        let path = request.uri().path();
+        let is_exempt = matches!(path, "/healthz" | "/readyz")
+            || path.starts_with("/.well-known/")
+            || self.operation.is_some_and(|operation| operation.id == "putUpload");
+        match &self.identity {
+            Ok(identity) if is_exempt => Admission::Allowed(world.standing(identity.tenant)),
+            Ok(identity) => world.admit(identity.tenant).await,
+            Err(_) if is_exempt => Admission::Allowed(world.standing_of_address(self.address.0)),
+            Err(_) => world.admit_address(self.address.0),
+        }
+    }
+
+    /// Whether the request may go on; it leaves with a bounded body and a caller who may do this.
+    async fn admit(&self, shared: &Shared, request: &mut Request) -> Result<(), Problem> {
+        check_size(request)?;
+        read_body(request, self.identity.is_ok()).await?;
+        let Some(operation) = self.operation.filter(|operation| operation.need != Need::Nobody)
+        else {
+            return Ok(());
+        };
+        let identity = self.identity.as_ref().map_err(Problem::clone)?;
+        let operator = shared.service.world.directory().read().operator();
+        operation.permit(identity, operator == Some(identity.tenant.org))?;
+        touches(identity, request.uri().path())
+    }
+
+    fn watched(&self, request: &Request) -> Option<Watched> {
+        let operation =
+            self.operation.filter(|operation| operation.is_audited(request.method()))?;
+        let identity = Arc::clone(self.identity.as_ref().ok()?);
+        let target = request.uri().path().to_owned();
+        Some(Watched { operation, identity, address: self.address, target })
+    }
+
+    /// A browser asks whether a front end may call.
+    fn preflight(&self, request: &Request) -> Option<Response> {
+        let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
+        if request.method() != Method::OPTIONS || self.origin.is_none() {
+            return None;
+        }
+        let answer = Response::builder()
+            .header(header::ACCESS_CONTROL_ALLOW_METHODS, wanted)
+            .header(
+                header::ACCESS_CONTROL_ALLOW_HEADERS,
+                "authorization, content-type, accept, idempotency-key, if-match, last-event-id, \
+                 x-request-id",
+            )
+            .header(header::ACCESS_CONTROL_MAX_AGE, "600")
+            .finish();
+        Some(self.dressed(answer))
+    }
+
+    /// With what a browser wants to see where a front end may call.
+    fn dressed(&self, mut response: Response) -> Response {
+        let Some(origin) = &self.origin else { return response };
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+        response
+    }
+}
+
+/// A key for certain agents sees no others: they are not there.
+fn touches(identity: &Identity, path: &str) -> Result<(), Problem> {
+    if identity.agent_ids().is_empty() {
+        return Ok(());
+    }
+    let mut parts = path.split('/').skip(2);
+    match (parts.next(), parts.next()) {
+        (Some("agents"), Some(id)) => {
+            let agent = crate::agents::agent_id(id)?;
+            match identity.may_touch(agent) {
+                true => Ok(()),
+                false => Err(domain::Rejection::AgentNotFound(agent).into()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The address that a call comes from. What a header says of it counts only from a trusted proxy:
+/// then it is the last address that no trusted proxy has.
+fn client_address(shared: &Shared, request: &Request) -> ClientAddress {
+    let peer = request.remote_addr().as_socket_addr().map(|peer| peer.ip().to_canonical());
+    let trusted = &shared.settings.trusted_proxies;
+    let is_trusted = |ip: IpAddr| trusted.iter().any(|range| range.contains(ip));
+    if !peer.is_some_and(is_trusted) {
+        return ClientAddress(peer);
+    }
+    let lines = request.headers().get_all("x-forwarded-for");
+    let text: Vec<&str> = lines.iter().filter_map(|line| line.to_str().ok()).collect();
+    let text = text.join(",");
+    let told = text.rsplit(',').map(|one| one.trim().parse::<IpAddr>().ok());
+    let first = told.map_while(|ip| ip).find(|ip| !is_trusted(*ip));
+    ClientAddress(first.map(|ip| ip.to_canonical()).or(peer))
+}
+
+fn too_many(standing: Standing, now: Timestamp) -> Problem {
+    let window = if standing.is_day { "day" } else { "minute" };
+    let message = format!(
+        "there were {} calls within a {window}, which is the limit; slow down, or ask for another tier",
+        standing.limit
+    );
+    let reset_at = Timestamp::from_millis(standing.reset * 1000);
+    let details =
+        json!({ "window": window, "limit": standing.limit, "reset_at": reset_at.to_string() });
+    let seconds = standing.reset.saturating_sub(now.millis() / 1000).max(1);
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message)
+        .with(details)
+        .retry_after(seconds)
+}
+
+fn cannot_count() -> Problem {
+    let message = "the cluster can't count this call right now; retry in a moment";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", message).retry_after(1)
+}
+
+fn tell_standing(response: &mut Response, standing: Standing) {
+    let headers = response.headers_mut();
+    headers.insert("x-ratelimit-limit", standing.limit.into());
+    headers.insert("x-ratelimit-remaining", standing.remaining.into());
+    headers.insert("x-ratelimit-reset", standing.reset.into());
+}
+
+fn check_size(request: &Request) -> Result<(), Problem> {
     if request.uri().to_string().len() > URI_BYTES_MAX {
         let message = format!("the address is longer than {URI_BYTES_MAX} bytes");
         return Err(Problem::new(StatusCode::URI_TOO_LONG, "INVALID_REQUEST", message));
@@ -141,10 +331,7 @@ async fn admit(shared: &Shared, request: &mut Request) -> Result<(), Problem> {
         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
         return Err(Problem::new(status, "INVALID_REQUEST", message));
     }
-    let identity = identify(shared, request.headers());
-    let is_known = identity.is_ok();
-    request.extensions_mut().insert(Identified(identity));
-    read_body(request, is_known).await
+    Ok(())
 }
 
 fn announced_length(request: &Request) -> Option<usize> {

@@ -3,7 +3,11 @@
 //! An endpoint reads, permits, asks and dresses; what it decides, the domain decides. The document is
 //! generated from the same types that check requests ([`check`]), so the two cannot differ.
 
+pub mod access;
 mod agents;
+mod audit;
+mod auth;
+mod authorize;
 pub mod body;
 pub mod caller;
 mod check;
@@ -16,17 +20,28 @@ mod envelope;
 pub mod error;
 mod invoke;
 mod jobs;
+mod keys;
 mod layers;
+mod listing;
 mod logs;
 mod metrics;
+mod oauth;
+mod organizations;
+mod pages;
 mod pass;
+pub mod password;
 mod query;
 mod repeat;
+mod secrets;
+pub mod tokens;
 mod uploads;
+mod used;
+mod users;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
 use actors::call::Service;
+use domain::account::{IpRange, Tier};
 use poem::{Endpoint, EndpointExt as _, IntoEndpoint as _, Response, Route};
 use poem_openapi::OpenApiService;
 
@@ -41,6 +56,14 @@ pub struct Settings {
     pub signing_key: [u8; 32],
     /// Hashes API keys.
     pub pepper: [u8; 32],
+    /// Where people log in, without a slash at the end: the issuer of tokens.
+    pub auth_url: String,
+    /// Origins of front ends that browsers may call from.
+    pub cors_origins: Vec<String>,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpRange>,
+    /// The tier of a new organization that names none.
+    pub default_tier: Tier,
 }
 
 /// Everything an endpoint reaches for.
@@ -51,6 +74,27 @@ pub struct Shared {
     pub settings: Settings,
     /// Requests that are being served.
     pub requests: Arc<AtomicUsize>,
+    keys_used: Arc<used::KeysUsed>,
+    tokens: tokens::TokenCache,
+    passwords: password::Passwords,
+    journal: audit::Journal,
+}
+
+impl Shared {
+    /// Around a service. Its own tasks end with it.
+    pub fn new(service: Service, settings: Settings, requests: Arc<AtomicUsize>) -> Self {
+        let keys_used = Arc::new(used::KeysUsed::default());
+        actors::root::detach(used::tell(service.clone(), Arc::downgrade(&keys_used)));
+        Self {
+            journal: audit::Journal::new(service.clone()),
+            service,
+            settings,
+            requests,
+            keys_used,
+            tokens: tokens::TokenCache::default(),
+            passwords: password::Passwords::default(),
+        }
+    }
 }
 
 type Apis = (
@@ -63,6 +107,15 @@ type Apis = (
     clouds::CloudsApi,
     cluster::ClusterApi,
     uploads::UploadsApi,
+    (
+        auth::AuthApi,
+        oauth::OauthApi,
+        keys::KeysApi,
+        users::UsersApi,
+        organizations::OrganizationsApi,
+        secrets::SecretsApi,
+        audit::AuditApi,
+    ),
 );
 
 fn apis(shared: Option<&Arc<Shared>>) -> OpenApiService<Apis, ()> {
@@ -76,7 +129,16 @@ fn apis(shared: Option<&Arc<Shared>>) -> OpenApiService<Apis, ()> {
         metrics::MetricsApi(shared.clone()),
         clouds::CloudsApi(shared.clone()),
         cluster::ClusterApi(shared.clone()),
-        uploads::UploadsApi(shared),
+        uploads::UploadsApi(shared.clone()),
+        (
+            auth::AuthApi(shared.clone()),
+            oauth::OauthApi(shared.clone()),
+            keys::KeysApi(shared.clone()),
+            users::UsersApi(shared.clone()),
+            organizations::OrganizationsApi(shared.clone()),
+            secrets::SecretsApi(shared.clone()),
+            audit::AuditApi(shared),
+        ),
     );
     OpenApiService::new(apis, "Roost", env!("CARGO_PKG_VERSION"))
 }
@@ -101,9 +163,40 @@ pub fn routes(shared: &Arc<Shared>) -> impl Endpoint<Output = Response> + use<> 
         .at("/v1/openapi.json", document::endpoint())
         .at("/healthz", poem::get(cluster::healthz))
         .at("/readyz", poem::get(cluster::Readiness(Arc::clone(shared))))
+        .at("/.well-known/jwks.json", poem::get(well_known(shared, Shared::jwks)))
+        .at(
+            "/.well-known/oauth-authorization-server",
+            poem::get(well_known(shared, |shared| oauth::metadata(&shared.settings.auth_url))),
+        )
+        .at("/oauth/authorize", authorize::Authorize(Arc::clone(shared)))
         .at("/v1/agents/:id/http", pass::PassThrough(Arc::clone(shared)))
         .at("/v1/agents/:id/http/*rest", pass::PassThrough(Arc::clone(shared)))
         .nest("/docs", page)
         .nest("/", apis);
-    layers::around(Arc::clone(shared), route.into_endpoint().map_to_response())
+    let (route, forms) = (Arc::new(route.into_endpoint().map_to_response()), Arc::clone(shared));
+    let either = poem::endpoint::make(move |request| {
+        let (route, forms) = (Arc::clone(&route), Arc::clone(&forms));
+        async move {
+            match oauth::is_form(&request) {
+                true => Ok(oauth::serve_form(&forms, request).await),
+                false => route.call(request).await,
+            }
+        }
+    });
+    layers::around(Arc::clone(shared), either.map_to_response())
+}
+
+/// A document that anybody may read, as it is now.
+fn well_known<R: Fn(&Shared) -> serde_json::Value + Send + Sync + 'static>(
+    shared: &Arc<Shared>,
+    read: R,
+) -> impl Endpoint<Output = Response> + use<R> {
+    let shared = Arc::clone(shared);
+    poem::endpoint::make_sync(move |_| {
+        Response::builder()
+            .content_type("application/json")
+            .header("cache-control", "public, max-age=300")
+            .header("access-control-allow-origin", "*")
+            .body(read(&shared).to_string())
+    })
 }

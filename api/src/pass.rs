@@ -13,12 +13,7 @@ use http_body_util::BodyExt as _;
 use poem::{Body, Endpoint, Request, Response};
 use tokio::time::Instant;
 
-use crate::{
-    Shared,
-    agents::agent_id,
-    caller::{Scope, identified},
-    error::Problem,
-};
+use crate::{Shared, agents::agent_id, caller::identified, error::Problem};
 
 /// The endpoint.
 pub(crate) struct PassThrough(pub(crate) Arc<Shared>);
@@ -65,7 +60,6 @@ impl Endpoint for PassThrough {
 impl PassThrough {
     async fn pass(&self, mut request: Request) -> Result<Response, Problem> {
         let identity = identified(&request)?;
-        identity.permit_any(&[Scope::AgentsInvoke])?;
         if request.headers().contains_key(header::UPGRADE) {
             return Err(Problem::field(
                 "Upgrade",

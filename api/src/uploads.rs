@@ -19,7 +19,7 @@ use subtle::ConstantTimeEq as _;
 use crate::{
     Handle, Shared,
     body::upload::{CreateUpload, UploadBody},
-    caller::{Caller, Scope},
+    caller::Caller,
     check::Checked,
     envelope::{Deleted, Success},
     error::{ApiError, Problem, path_id},
@@ -192,7 +192,7 @@ fn broken_form() -> Problem {
 impl UploadsApi {
     /// Upload an archive
     ///
-    /// Scope: `agents:write`. With JSON, announces an upload and answers with the address to `PUT` the
+    /// With JSON, announces an upload and answers with the address to `PUT` the
     /// bytes to; with `multipart/form-data`, takes the file at once.
     #[oai(path = "/uploads", method = "post", operation_id = "createUpload")]
     async fn create(
@@ -201,7 +201,6 @@ impl UploadsApi {
         request: &Request,
         body: NewUpload,
     ) -> Result<UploadCreated> {
-        caller.permit(Scope::AgentsWrite)?;
         let tenant = caller.tenant();
         match body {
             NewUpload::Announced(body) => {
@@ -222,7 +221,7 @@ impl UploadsApi {
 
     /// Send the bytes of an upload
     ///
-    /// Scope: none; the address itself is the permission. Use `upload_url` as it is.
+    /// Use `upload_url` as it is.
     #[oai(path = "/uploads/:id/content", method = "put", operation_id = "putUpload")]
     async fn put(
         &self,
@@ -245,8 +244,6 @@ impl UploadsApi {
     }
 
     /// Get an upload
-    ///
-    /// Scope: `agents:write`.
     #[oai(path = "/uploads/:id", method = "get", operation_id = "getUpload")]
     async fn get(
         &self,
@@ -254,7 +251,6 @@ impl UploadsApi {
         /// The upload.
         id: Path<String>,
     ) -> Result<Json<Success<UploadBody>>> {
-        caller.permit(Scope::AgentsWrite)?;
         let id = upload_id(&id)?;
         let upload = self.0.service.directory().await?.read().upload(caller.tenant(), id)?;
         Ok(Json(Success::of(self.0.upload_body(&upload))))
@@ -262,7 +258,7 @@ impl UploadsApi {
 
     /// Delete an upload
     ///
-    /// Scope: `agents:write`. Agents that were built from it stay.
+    /// Agents that were built from it stay.
     #[oai(path = "/uploads/:id", method = "delete", operation_id = "deleteUpload")]
     async fn delete(
         &self,
@@ -271,7 +267,6 @@ impl UploadsApi {
         /// The upload.
         id: Path<String>,
     ) -> Result<Json<Success<Deleted>>> {
-        caller.permit(Scope::AgentsWrite)?;
         let (tenant, id) = (caller.tenant(), upload_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.0.service.directory().await?.read().upload(tenant, id)?;

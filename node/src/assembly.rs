@@ -18,6 +18,7 @@ use actors::{
     call::Service,
     instance::InstanceMessage,
     invocation::AgentClient,
+    limiter::Limiter,
     meter::Meter,
     ports::{Clock as _, Ledger as _, Runtime as _},
     root::{self, RootMessage, Watch},
@@ -271,8 +272,12 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let folder = data.join("keys");
     tasks.spawn(steward::turn_keys(Arc::clone(&ledger), keyring, Arc::clone(&world), folder));
     tasks.spawn(steward::judge(Arc::clone(&ledger), alive, config.cluster.dead_after.0));
-    let open =
-        open_door(&world, &keys, base_url, door, certificates.server_config()?, stop, stopped);
+    if let Err(error) = steward::make_signing_key(&world).await {
+        tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
+    }
+    tasks.spawn(Arc::clone(&world).tend_rates());
+    let settings = interface(config, &keys, base_url)?;
+    let open = open_door(&world, settings, door, certificates.server_config()?, stop, stopped);
     Ok(Node {
         node_id: identity.node_id,
         base_url: open.base_url,
@@ -484,10 +489,25 @@ fn world(
         meter: Meter::default(),
         watch,
         attempts: Attempts::default(),
+        limiter: Limiter::default(),
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
     series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
     world
+}
+
+/// What the interface goes by.
+fn interface(config: &Config, keys: &Keys, base_url: String) -> anyhow::Result<api::Settings> {
+    let auth_url = Some(config.auth_url.trim_end_matches('/')).filter(|url| !url.is_empty());
+    Ok(api::Settings {
+        auth_url: auth_url.map_or_else(|| base_url.clone(), str::to_owned),
+        public_url: base_url,
+        signing_key: keys.signing,
+        pepper: keys.pepper,
+        cors_origins: config.http.cors_origins.clone(),
+        trusted_proxies: config.trusted_proxies(),
+        default_tier: config.default_tier()?,
+    })
 }
 
 /// The front door, open.
@@ -500,8 +520,7 @@ struct OpenDoor {
 
 fn open_door(
     world: &Arc<World>,
-    keys: &Keys,
-    base_url: String,
+    settings: api::Settings,
     listener: TcpListener,
     certificate: Arc<ServerConfig>,
     stop: watch::Sender<bool>,
@@ -510,7 +529,8 @@ fn open_door(
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let door = Door::new(listener, certificate);
-    let task = tokio::spawn(serve(counted, world, keys, &base_url, door, stopped));
+    let base_url = settings.public_url.clone();
+    let task = tokio::spawn(serve(counted, world, settings, door, stopped));
     OpenDoor { base_url, requests, stop, task }
 }
 
@@ -592,7 +612,8 @@ async fn bootstrap(
     if !identity.founds || !ledger.directory().read().organizations.is_empty() {
         return Ok(None);
     }
-    let (first, secrets) = bootstrap::first(&keys.pepper, default_clouds(config, runtime))?;
+    let clouds = default_clouds(config, runtime);
+    let (first, secrets) = bootstrap::first(&keys.pepper, clouds, config.default_tier()?)?;
     let command = Command::Bootstrap(Box::new(first));
     let entry = domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
     ledger.change_directory(entry).await?.result?;
@@ -625,20 +646,12 @@ fn public_url(config: &Config, address: SocketAddr, advertised: &str) -> String 
 fn serve(
     requests: Arc<AtomicUsize>,
     world: &Arc<World>,
-    keys: &Keys,
-    base_url: &str,
+    settings: api::Settings,
     door: Door,
     mut stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
-    let shared = Arc::new(api::Shared {
-        service: Service { world: Arc::clone(world) },
-        settings: api::Settings {
-            public_url: base_url.to_owned(),
-            signing_key: keys.signing,
-            pepper: keys.pepper,
-        },
-        requests,
-    });
+    let service = Service { world: Arc::clone(world) };
+    let shared = Arc::new(api::Shared::new(service, settings, requests));
     let routes = api::routes(&shared);
     async move {
         let until = async move {

@@ -1,9 +1,8 @@
 //! The first start of a cluster: one organization, its owner, two keys and the default clouds.
 
-use argon2::{Argon2, PasswordHasher as _};
 use domain::{
     ApiKeyId, CloudId, OrgId, Timestamp, UserId,
-    account::{ApiKey, Mode, Organization, Tenant, User},
+    account::{ApiKey, Mode, Organization, Role, Scopes, SigningKey, Tenant, Tier, User},
     cloud::{Cloud, CloudLimits, Provider},
     directory::Bootstrap,
 };
@@ -12,7 +11,11 @@ use crate::{
     adapters::system::{SystemClock, SystemDice, random_bytes},
     hex,
 };
-use actors::ports::{Clock as _, Entropy as _};
+use actors::{
+    ports::{Clock as _, Entropy as _},
+    seal::Sealer,
+};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
 /// The owner's address until somebody sets another one.
 pub const OWNER_EMAIL: &str = "owner@localhost";
@@ -41,6 +44,7 @@ pub struct DefaultClouds {
 pub fn first(
     pepper: &[u8; 32],
     wanted: DefaultClouds,
+    tier: Tier,
 ) -> anyhow::Result<(Bootstrap, FirstSecrets)> {
     let now = SystemClock.now();
     let mut dice = || SystemDice.dice();
@@ -52,16 +56,19 @@ pub fn first(
         test_key: api::caller::make_key(Mode::Test, &mut dice),
     };
     let org = OrgId::new(now, dice());
-    let hash = Argon2::default().hash_password(secrets.password.as_bytes());
-    let password_hash =
-        hash.map_err(|error| anyhow::anyhow!("the password can't be hashed: {error}"))?;
+    let password_hash = api::password::hash(&secrets.password)
+        .map_err(|error| anyhow::anyhow!("the password can't be hashed: {error}"))?;
     let owner = User {
         id: UserId::new(now, dice()),
         org,
         email: OWNER_EMAIL.to_owned(),
-        password_hash: password_hash.to_string(),
-        role: "owner".to_owned(),
+        password_hash,
+        role: Role::Owner,
         created_at: now,
+        name: None,
+        updated_at: now,
+        revision: 1,
+        sessions_since: now,
     };
     let key = |mode, name: &str, secret: &str| ApiKey {
         id: ApiKeyId::new(now, dice()),
@@ -69,8 +76,16 @@ pub fn first(
         name: name.to_owned(),
         hash: api::caller::hash_key(pepper, secret),
         last4: secret[secret.len() - 4..].to_owned(),
-        scopes: vec!["admin:*".to_owned()],
+        scopes: Scopes::all(),
         created_at: now,
+        allowed_ips: vec![],
+        expires_at: None,
+        agent_ids: vec![],
+        created_by: None,
+        previous: None,
+        last_used: None,
+        updated_at: now,
+        revision: 1,
     };
     let keys = vec![
         key(Mode::Live, "first live key", &secrets.live_key),
@@ -91,8 +106,28 @@ pub fn first(
             ..default_cloud(live, Provider::Docker, before)
         });
     }
-    let organization = Organization { id: org, name: "default".to_owned(), created_at: now };
+    let organization = Organization {
+        id: org,
+        name: "default".to_owned(),
+        created_at: now,
+        tier,
+        updated_at: now,
+        revision: 1,
+    };
     Ok((Bootstrap { organization, owner, keys, clouds }, secrets))
+}
+
+/// A pair of keys for access tokens, its private half sealed.
+pub fn signing_key(sealer: &Sealer) -> anyhow::Result<SigningKey> {
+    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519)?;
+    let id = hex(&random_bytes::<8>());
+    let private = URL_SAFE_NO_PAD.encode(pair.serialize_der());
+    Ok(SigningKey {
+        public: pair.public_key_raw().to_vec(),
+        sealed: sealer.seal(&private, &api::tokens::signing_place(&id), &SystemDice),
+        id,
+        created_at: SystemClock.now(),
+    })
 }
 
 fn default_cloud(tenant: Tenant, provider: Provider, now: Timestamp) -> Cloud {

@@ -7,7 +7,14 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use toml::{Table, Value};
 
-use actors::settings::{Capacity, Machine};
+use actors::{
+    limiter::Rates,
+    settings::{Capacity, Machine},
+};
+use domain::{
+    account::{IpRange, Tier},
+    rate::Allowance,
+};
 
 use crate::adapters::system;
 
@@ -92,6 +99,30 @@ sections! {
         listen: String = "0.0.0.0:8443".to_owned(),
         /// Further names and addresses that the front door's certificate is for.
         names: Vec<String> = vec![],
+        /// Origins of front ends that browsers may call from, such as https://app.example.
+        cors_origins: Vec<String> = vec![],
+        /// Addresses and CIDR ranges of proxies whose X-Forwarded-For is believed.
+        trusted_proxies: Vec<String> = vec![],
+    }
+    /// Rates of calls; a tier sets an organization's other limits too.
+    RateLimit {
+        /// Whether they hold at all.
+        enabled: bool = true,
+        /// The tier of a new organization: starter, pro or enterprise.
+        default_tier: String = "enterprise".to_owned(),
+        /// Calls a minute and a day of each tier.
+        tiers: Tiers = Tiers::default(),
+        /// Calls a minute without credentials, per address and node.
+        unauthenticated_per_minute: u64 = 30,
+    }
+    /// Calls of an organization, as `a minute/a day`; a number or `unlimited` for the day.
+    Tiers {
+        /// The smallest.
+        starter: String = "60/10000".to_owned(),
+        /// The middle.
+        pro: String = "300/100000".to_owned(),
+        /// The greatest.
+        enterprise: String = "1000000/unlimited".to_owned(),
     }
     /// The replicated log.
     Cluster {
@@ -224,10 +255,14 @@ sections! {
     }
     /// Everything.
     Config {
+        /// Where people log in; the node's own address if empty.
+        auth_url: String = String::new(),
         /// The front door.
         http: Http = Http::default(),
         /// The replicated log.
         cluster: Cluster = Cluster::default(),
+        /// Rates of calls.
+        rate_limit: RateLimit = RateLimit::default(),
         /// What runs agents.
         runtime: Runtime = Runtime::default(),
         /// The Docker engine.
@@ -295,6 +330,9 @@ impl Settings {
 
 /// `ROOST_DEPLOY__MIN_HEALTHY` → `deploy.min_healthy`.
 fn variable_key(name: &str) -> Option<String> {
+    if name == "ROOST_AUTH_URL" {
+        return Some("auth_url".to_owned());
+    }
     let rest = name.strip_prefix("ROOST_")?;
     rest.contains("__").then(|| rest.replace("__", ".").to_ascii_lowercase())
 }
@@ -379,10 +417,64 @@ fn check(config: &Config) -> anyhow::Result<()> {
     {
         bail!("runtime.minimum_isolation: there is no layer `{unknown}`");
     }
+    config.rates()?;
+    config.default_tier()?;
+    ranges("http.trusted_proxies", &config.http.trusted_proxies)?;
+    if !config.auth_url.is_empty() && !config.auth_url.starts_with("https://") {
+        bail!("auth_url: `{}` is not like https://login.example", config.auth_url);
+    }
     Ok(())
 }
 
+fn ranges(name: &str, texts: &[String]) -> anyhow::Result<Vec<IpRange>> {
+    let range = |text: &String| text.parse().with_context(|| format!("{name}: `{text}`"));
+    texts.iter().map(range).collect()
+}
+
+/// `60/10000` or `1000/unlimited`.
+fn allowance(tier: &str, text: &str) -> anyhow::Result<Allowance> {
+    let wrong =
+        || format!("rate_limit.tiers.{tier}: `{text}` is not like 60/10000 or 1000/unlimited");
+    let (minute, day) = text.split_once('/').with_context(wrong)?;
+    let per_day = match day {
+        "unlimited" => None,
+        day => Some(day.parse().with_context(wrong)?),
+    };
+    Ok(Allowance { per_minute: minute.parse().with_context(wrong)?, per_day })
+}
+
 impl Config {
+    /// Rates of calls.
+    fn rates(&self) -> anyhow::Result<Rates> {
+        let limits = &self.rate_limit;
+        let tiers = [
+            (Tier::Starter, &limits.tiers.starter),
+            (Tier::Pro, &limits.tiers.pro),
+            (Tier::Enterprise, &limits.tiers.enterprise),
+        ];
+        let tiers = tiers.map(|(tier, text)| Ok((tier, allowance(tier.as_str(), text)?)));
+        Ok(Rates {
+            enabled: limits.enabled,
+            tiers: tiers.into_iter().collect::<anyhow::Result<_>>()?,
+            unauthenticated_per_minute: limits.unauthenticated_per_minute,
+        })
+    }
+
+    /// The tier of a new organization.
+    pub fn default_tier(&self) -> anyhow::Result<Tier> {
+        let wanted = &self.rate_limit.default_tier;
+        let known = [Tier::Starter, Tier::Pro, Tier::Enterprise];
+        let tier = known.into_iter().find(|tier| tier.as_str() == wanted);
+        tier.with_context(|| {
+            format!("rate_limit.default_tier: `{wanted}` is not starter, pro or enterprise")
+        })
+    }
+
+    /// Proxies whose words are believed.
+    pub fn trusted_proxies(&self) -> Vec<IpRange> {
+        ranges("http.trusted_proxies", &self.http.trusted_proxies).unwrap_or_default()
+    }
+
     /// What containers are made and run with.
     pub fn docker(&self) -> crate::adapters::docker::Settings {
         let pair = |text: &String| text.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned()));
@@ -469,6 +561,7 @@ impl Config {
             storage_sweep_every: self.storage.sweep_every.0,
             sweep_every: defaults.sweep_every,
             replacement_grace: self.cluster.replacement_grace.0,
+            rates: self.rates().unwrap_or_default(),
         }
     }
 }
@@ -508,6 +601,10 @@ mod tests {
             ("ROOST_RUNTIME__DEFAULT_PROVIDER", "wasm", "runtime.default_provider"),
             ("ROOST_DOCKER__REGISTRIES", "[\"docker.io\"]", "docker.registries"),
             ("ROOST_RUNTIME__MINIMUM_ISOLATION", "[\"moat\"]", "moat"),
+            ("ROOST_RATE_LIMIT__TIERS__PRO", "many/10", "rate_limit.tiers.pro"),
+            ("ROOST_RATE_LIMIT__DEFAULT_TIER", "gold", "gold"),
+            ("ROOST_HTTP__TRUSTED_PROXIES", "[\"proxy\"]", "http.trusted_proxies"),
+            ("ROOST_AUTH_URL", "http://login.example", "auth_url"),
         ] {
             let error = load(&[(name, value)]).err().map(|error| format!("{error:#}"));
             assert!(error.as_ref().is_some_and(|error| error.contains(told)), "{name}: {error:?}");

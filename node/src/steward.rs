@@ -16,7 +16,7 @@ use domain::{NodeId, directory::Command, machine::Entry, node::NodeStatus};
 use ractor::ActorRef;
 use tokio::time::Instant;
 
-use crate::adapters::system::SystemClock;
+use crate::{adapters::system::SystemClock, bootstrap};
 
 /// Between looks at the members.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -43,6 +43,16 @@ pub async fn follow_the_living(alive: Arc<Alive>, root: ActorRef<RootMessage>, g
             return;
         }
     }
+}
+
+/// Makes the key that signs access tokens, unless there is one.
+pub async fn make_signing_key(world: &World) -> anyhow::Result<()> {
+    if !world.directory().read().signing_keys.is_empty() {
+        return Ok(());
+    }
+    let key = Box::new(bootstrap::signing_key(&world.sealer)?);
+    world.ask(Command::PutSigningKey { key, only_first: true }, None).await?.result?;
+    Ok(())
 }
 
 /// The directory's leader writes down which members are gone for so long that their replicas are

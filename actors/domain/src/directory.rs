@@ -1,14 +1,17 @@
 //! The directory: small, written rarely, read everywhere. Accounts, keys, clouds, agents, their
 //! deployments, versions and instances, and uploads. One line per command; bodies live with the noun.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, NodeId, OrgId, Rejection, Timestamp,
-    UploadId, UserId,
-    account::{ApiKey, Organization, Tenant, User},
+    AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, NodeId,
+    OrgId, Rejection, Timestamp, UploadId, UserId,
+    account::{
+        self, ApiKey, ApiKeyPatch, Application, Invitation, Organization, OrganizationPatch, Role,
+        SIGNING_KEYS_KEPT, Scopes, SigningKey, Tenant, Used, User, UserPatch,
+    },
     agent::{Agent, AgentPatch, Desired, lifecycle, rollout},
     cloud::{self, Cloud, CloudPatch},
     deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
@@ -18,6 +21,7 @@ use crate::{
     limits::{DEPLOYMENTS_KEPT, VERSIONS_KEPT},
     machine::{Claim, Entry, Machine},
     node::{self, JoinToken, Leader, Node, NodeFacts, NodeStatus},
+    secret::{self, Secret},
     table::{AnyTable, Table},
     upload::{self, Received, Upload},
 };
@@ -112,6 +116,47 @@ pub enum Command {
     SetNodeStatus { id: NodeId, to: NodeStatus },
     /// `roost cluster rotate-gossip-key`: the new key, sealed.
     TurnGossipKey { sealed: Vec<u8> },
+    /// `POST /v1/organizations`.
+    CreateOrganization { organization: Box<Organization>, owner: Box<User>, clouds: Vec<Cloud> },
+    /// `PATCH /v1/organizations/:id`.
+    UpdateOrganization { id: OrgId, patch: OrganizationPatch, if_match: Option<u64> },
+    /// `POST /v1/invitations`, by somebody who may do this much.
+    Invite { invitation: Box<Invitation>, by: Option<Role>, scopes: Scopes },
+    /// `DELETE /v1/invitations/:id`.
+    WithdrawInvitation { org: OrgId, id: InvitationId },
+    /// `POST /v1/invitations/accept`. Organization, address and role are the invitation's.
+    AcceptInvitation { hash: [u8; 32], user: Box<User> },
+    /// `PATCH /v1/users/:id`.
+    UpdateUser {
+        org: OrgId,
+        id: UserId,
+        patch: UserPatch,
+        by: Option<Role>,
+        scopes: Scopes,
+        if_match: Option<u64>,
+    },
+    /// `DELETE /v1/users/:id`.
+    RemoveUser { org: OrgId, id: UserId, by: Option<Role>, scopes: Scopes },
+    /// `POST /v1/api-keys`.
+    CreateApiKey(Box<ApiKey>),
+    /// `PATCH /v1/api-keys/:id`.
+    UpdateApiKey { tenant: Tenant, id: ApiKeyId, patch: ApiKeyPatch, if_match: Option<u64> },
+    /// `POST /v1/api-keys/:id/rotate`.
+    RotateApiKey { tenant: Tenant, id: ApiKeyId, hash: [u8; 32], last4: String, grace: Duration },
+    /// `DELETE /v1/api-keys/:id`.
+    DeleteApiKey { tenant: Tenant, id: ApiKeyId },
+    /// What nodes have seen of keys.
+    NoteKeyUse(Vec<(ApiKeyId, Used)>),
+    /// `POST /v1/oauth/applications`.
+    CreateApplication(Box<Application>),
+    /// `DELETE /v1/oauth/applications/:id`.
+    DeleteApplication { org: OrgId, id: ApplicationId },
+    /// `PUT /v1/secrets/:name`; version and times are the directory's.
+    PutSecret(Box<Secret>),
+    /// `DELETE /v1/secrets/:name`.
+    DeleteSecret { tenant: Tenant, cloud_id: Option<CloudId>, name: String },
+    /// Access tokens are signed with another key from now on. With `only_first`, unless there is one.
+    PutSigningKey { key: Box<SigningKey>, only_first: bool },
 }
 
 /// What the first start makes.
@@ -142,6 +187,14 @@ pub enum Reply {
     Upload(Box<Upload>),
     /// The node as it is now.
     Node(Box<Node>),
+    /// The organization as it is now.
+    Organization(Box<Organization>),
+    /// The person as they are now.
+    User(Box<User>),
+    /// The key as it is now.
+    ApiKey(Box<ApiKey>),
+    /// The secret as it is now.
+    Secret(Box<Secret>),
 }
 
 /// An agent with what is shown beside it.
@@ -189,7 +242,16 @@ pub struct Directory {
     pub join_tokens: Table<[u8; 32], JoinToken>,
     /// The key of gossip, sealed, under the number of its turn; only the newest is kept.
     pub gossip_keys: Table<u64, Vec<u8>>,
+    /// People who were asked to come.
+    pub invitations: Table<InvitationId, Invitation>,
+    /// Third parties' programs.
+    pub applications: Table<ApplicationId, Application>,
+    /// Sealed values, under [`Secret::place`].
+    pub secrets: Table<String, Secret>,
+    /// Keys of access tokens, the newest last.
+    pub signing_keys: Table<u64, SigningKey>,
     api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
+    pub(crate) user_by_email: BTreeMap<String, UserId>,
 }
 
 impl Default for Directory {
@@ -211,7 +273,12 @@ impl Default for Directory {
             nodes: Table::live(16),
             join_tokens: Table::live(17),
             gossip_keys: Table::live(18),
+            invitations: Table::live(19),
+            applications: Table::live(20),
+            secrets: Table::live(21),
+            signing_keys: Table::live(22),
             api_key_by_hash: BTreeMap::new(),
+            user_by_email: BTreeMap::new(),
         }
     }
 }
@@ -384,6 +451,46 @@ impl Machine for Directory {
             C::RedeemJoinToken { hash, facts } => node::redeem(self, hash, facts, at),
             C::TurnGossipKey { sealed } => Ok(vec![Event::GossipKeyTurned(sealed.clone())]),
             C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
+            C::CreateOrganization { organization, owner, clouds } => {
+                account::create_organization(self, organization, owner, clouds)
+            }
+            C::UpdateOrganization { id, patch, if_match } => {
+                account::update_organization(self, *id, patch, *if_match, at)
+            }
+            C::Invite { invitation, by, scopes } => {
+                account::invite(self, invitation, *by, scopes, at)
+            }
+            C::WithdrawInvitation { org, id } => {
+                self.invitation(*org, *id).map(|row| vec![Event::InvitationGone(row.id)])
+            }
+            C::AcceptInvitation { hash, user } => account::accept(self, hash, user, at),
+            C::UpdateUser { org, id, patch, by, scopes, if_match } => {
+                account::change_user(self, (*org, *id), patch, (*by, scopes), *if_match, at)
+            }
+            C::RemoveUser { org, id, by, scopes } => {
+                account::remove_user(self, (*org, *id), (*by, scopes))
+            }
+            C::CreateApiKey(key) => account::create_key(self, key),
+            C::UpdateApiKey { tenant, id, patch, if_match } => {
+                account::update_key(self, (*tenant, *id), patch, *if_match, at)
+            }
+            C::RotateApiKey { tenant, id, hash, last4, grace } => {
+                account::rotate_key(self, (*tenant, *id), (hash, last4), *grace, at)
+            }
+            C::DeleteApiKey { tenant, id } => {
+                self.key(*tenant, *id).map(|row| vec![Event::ApiKeyGone(row.id)])
+            }
+            C::NoteKeyUse(uses) => Ok(self.newer_uses(uses)),
+            C::CreateApplication(row) => account::create_application(self, row),
+            C::DeleteApplication { org, id } => account::delete_application(self, *org, *id),
+            C::PutSecret(row) => secret::put(self, row, at),
+            C::DeleteSecret { tenant, cloud_id, name } => {
+                secret::delete(self, *tenant, *cloud_id, name)
+            }
+            C::PutSigningKey { only_first: true, .. } if !self.signing_keys.is_empty() => {
+                Ok(vec![])
+            }
+            C::PutSigningKey { key, .. } => Ok(vec![Event::SigningKeyPut(key.clone())]),
         }
     }
 
@@ -399,7 +506,18 @@ impl Machine for Directory {
             E::GossipKeyTurned(sealed) => self.turn_gossip_key(sealed),
             E::JoinTokenGone(hash) => self.join_tokens.remove(hash),
             E::OrganizationPut(row) => self.organizations.put(row.id, Organization::clone(row)),
-            E::UserPut(row) => self.users.put(row.id, User::clone(row)),
+            E::UserPut(row) => self.put_user(row),
+            E::UserGone(id) => self.drop_user(*id),
+            E::InvitationPut(row) => self.invitations.put(row.id, Invitation::clone(row)),
+            E::InvitationGone(id) => self.invitations.remove(id),
+            E::ApiKeyGone(id) => self.drop_api_key(*id),
+            E::ApplicationPut(row) => self.applications.put(row.id, Application::clone(row)),
+            E::ApplicationGone(id) => self.applications.remove(id),
+            E::SecretPut(row) => self
+                .secrets
+                .put(Secret::place(row.tenant, row.cloud_id, &row.name), Secret::clone(row)),
+            E::SecretGone(key) => self.secrets.remove(key),
+            E::SigningKeyPut(row) => self.turn_signing_key(row),
             E::ApiKeyPut(row) => self.put_api_key(row),
             E::CloudPut(row) => self.clouds.put(row.id, Cloud::clone(row)),
             E::CloudGone(id) => self.clouds.remove(id),
@@ -460,12 +578,30 @@ impl Machine for Directory {
             C::ReceiveUpload { id, .. } => self.upload_reply(*id),
             C::RegisterNode(facts) | C::RedeemJoinToken { facts, .. } => self.node_reply(facts.id),
             C::SetNodeStatus { id, .. } => self.node_reply(*id),
+            C::CreateOrganization { organization, .. } => self.organization_reply(organization.id),
+            C::UpdateOrganization { id, .. } => self.organization_reply(*id),
+            C::AcceptInvitation { user, .. } => self.user_reply(user.id),
+            C::UpdateUser { id, .. } => self.user_reply(*id),
+            C::CreateApiKey(key) => self.key_reply(key.id),
+            C::UpdateApiKey { id, .. } | C::RotateApiKey { id, .. } => self.key_reply(*id),
+            C::PutSecret(row) => {
+                self.secret_reply(&Secret::place(row.tenant, row.cloud_id, &row.name))
+            }
             C::Take
             | C::Lead { .. }
             | C::MintJoinToken(_)
             | C::TurnGossipKey { .. }
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
+            | C::Invite { .. }
+            | C::WithdrawInvitation { .. }
+            | C::RemoveUser { .. }
+            | C::DeleteApiKey { .. }
+            | C::NoteKeyUse(_)
+            | C::CreateApplication(_)
+            | C::DeleteApplication { .. }
+            | C::DeleteSecret { .. }
+            | C::PutSigningKey { .. }
             | C::DeleteUpload { .. }
             | C::SweepUploads { .. }
             | C::DeleteAgent { .. }
@@ -508,11 +644,19 @@ impl Machine for Directory {
             &mut self.nodes,
             &mut self.join_tokens,
             &mut self.gossip_keys,
+            &mut self.invitations,
+            &mut self.applications,
+            &mut self.secrets,
+            &mut self.signing_keys,
         ]
     }
 
     fn reindex(&mut self) {
-        self.api_key_by_hash = self.api_keys.rows().map(|(id, key)| (key.hash, *id)).collect();
+        self.api_key_by_hash.clear();
+        let keys: Vec<_> = self.api_keys.rows().map(|(_, key)| Arc::clone(key)).collect();
+        keys.iter().for_each(|key| self.index_api_key(key));
+        self.user_by_email =
+            self.users.rows().map(|(id, user)| (user.email.to_lowercase(), *id)).collect();
     }
 }
 
@@ -526,9 +670,66 @@ impl Directory {
         self.gossip_keys.put(last.unwrap_or(0) + 1, sealed.to_vec());
     }
 
+    fn turn_signing_key(&mut self, row: &SigningKey) {
+        let last = self.signing_keys.rows().next_back().map_or(0, |(turn, _)| *turn);
+        self.signing_keys.put(last + 1, row.clone());
+        let turns: Vec<u64> = self.signing_keys.rows().map(|(turn, _)| *turn).collect();
+        let surplus = turns.len().saturating_sub(SIGNING_KEYS_KEPT);
+        turns.iter().take(surplus).for_each(|turn| self.signing_keys.remove(turn));
+    }
+
+    fn put_user(&mut self, row: &User) {
+        if let Some(before) = self.users.get(&row.id) {
+            self.user_by_email.remove(&before.email.to_lowercase());
+        }
+        self.user_by_email.insert(row.email.to_lowercase(), row.id);
+        self.users.put(row.id, row.clone());
+    }
+
+    fn drop_user(&mut self, id: UserId) {
+        if let Some(before) = self.users.get(&id) {
+            self.user_by_email.remove(&before.email.to_lowercase());
+        }
+        self.users.remove(&id);
+    }
+
     fn put_api_key(&mut self, row: &ApiKey) {
-        self.api_key_by_hash.insert(row.hash, row.id);
+        self.forget_hashes(row.id);
+        self.index_api_key(row);
         self.api_keys.put(row.id, row.clone());
+    }
+
+    fn drop_api_key(&mut self, id: ApiKeyId) {
+        self.forget_hashes(id);
+        self.api_keys.remove(&id);
+    }
+
+    fn index_api_key(&mut self, row: &ApiKey) {
+        self.api_key_by_hash.insert(row.hash, row.id);
+        if let Some((previous, _)) = row.previous {
+            self.api_key_by_hash.insert(previous, row.id);
+        }
+    }
+
+    fn forget_hashes(&mut self, id: ApiKeyId) {
+        let Some(before) = self.api_keys.get(&id) else { return };
+        self.api_key_by_hash.remove(&before.hash);
+        if let Some((previous, _)) = before.previous {
+            self.api_key_by_hash.remove(&previous);
+        }
+    }
+
+    /// Uses that are later than the known ones.
+    fn newer_uses(&self, uses: &[(ApiKeyId, Used)]) -> Vec<Event> {
+        let newer = |(id, used): &(ApiKeyId, Used)| {
+            let key = self.api_keys.get(id)?;
+            let is_newer = key.last_used.as_ref().is_none_or(|known| known.at < used.at);
+            is_newer.then(|| {
+                let last_used = Some(used.clone());
+                Event::ApiKeyPut(Box::new(ApiKey { last_used, ..ApiKey::clone(&key) }))
+            })
+        };
+        uses.iter().filter_map(newer).collect()
     }
 
     fn create_agent(&mut self, row: &Agent) {
@@ -670,6 +871,25 @@ impl Directory {
 
     fn cloud_reply(&self, id: CloudId) -> Reply {
         self.clouds.get(&id).map_or(Reply::Done, |row| Reply::Cloud(Box::new(Cloud::clone(&row))))
+    }
+
+    fn organization_reply(&self, id: OrgId) -> Reply {
+        let row = self.organizations.get(&id);
+        row.map_or(Reply::Done, |row| Reply::Organization(Box::new(Organization::clone(&row))))
+    }
+
+    fn user_reply(&self, id: UserId) -> Reply {
+        self.users.get(&id).map_or(Reply::Done, |row| Reply::User(Box::new(User::clone(&row))))
+    }
+
+    fn key_reply(&self, id: ApiKeyId) -> Reply {
+        let row = self.api_keys.get(&id);
+        row.map_or(Reply::Done, |row| Reply::ApiKey(Box::new(ApiKey::clone(&row))))
+    }
+
+    fn secret_reply(&self, key: &String) -> Reply {
+        let row = self.secrets.get(key);
+        row.map_or(Reply::Done, |row| Reply::Secret(Box::new(Secret::clone(&row))))
     }
 
     fn node_reply(&self, id: NodeId) -> Reply {

@@ -2,9 +2,14 @@
 //! `evolve` reads; later they are also what webhooks tell.
 
 use crate::{
-    AgentId, CloudId, DeploymentId, InstanceId, JobId, NodeId, Timestamp,
-    account::{ApiKey, Organization, User},
+    AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, JobId,
+    NodeId, SessionId, Timestamp, UserId,
+    account::{
+        ApiKey, Application, Code, Invitation, Organization, Session, SigningKey, Tenant, Throttle,
+        User,
+    },
     agent::{Agent, Desired, Status, StatusReason},
+    audit::Audited,
     cloud::Cloud,
     deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
     idempotency::{KeyHash, Keyed},
@@ -12,6 +17,8 @@ use crate::{
     job::Job,
     machine::Claim,
     node::{JoinToken, Node},
+    rate::Usage,
+    secret::Secret,
     upload::Upload,
 };
 
@@ -39,8 +46,26 @@ pub enum DirectoryEvent {
     OrganizationPut(Box<Organization>),
     /// A person exists.
     UserPut(Box<User>),
-    /// A key exists.
+    /// A person is gone.
+    UserGone(UserId),
+    /// Somebody is invited.
+    InvitationPut(Box<Invitation>),
+    /// An invitation was used, withdrawn or is too old.
+    InvitationGone(InvitationId),
+    /// A key is new or changed.
     ApiKeyPut(Box<ApiKey>),
+    /// A key is gone.
+    ApiKeyGone(ApiKeyId),
+    /// An application is new.
+    ApplicationPut(Box<Application>),
+    /// An application is gone.
+    ApplicationGone(ApplicationId),
+    /// A secret has a value.
+    SecretPut(Box<Secret>),
+    /// A secret is gone.
+    SecretGone(String),
+    /// Access tokens are signed with another key.
+    SigningKeyPut(Box<SigningKey>),
     /// A cloud is new or changed.
     CloudPut(Box<Cloud>),
     /// A cloud is gone.
@@ -181,6 +206,30 @@ pub enum ShardEvent {
     },
     /// The answer of a keyed call is withdrawn: nothing had begun.
     CallWithdrawn(KeyHash),
+    /// A session is new or was refreshed.
+    SessionPut(Box<Session>),
+    /// A session is over.
+    SessionGone(SessionId),
+    /// A code is new or was used.
+    CodePut(Box<Code>),
+    /// A wrong password was counted.
+    ThrottlePut {
+        /// Account and address.
+        guess: [u8; 32],
+        /// What is counted.
+        row: Throttle,
+    },
+    /// Wrong passwords are forgotten.
+    ThrottleGone([u8; 32]),
+    /// What a tenant has used.
+    UsagePut {
+        /// Whose.
+        tenant: Tenant,
+        /// How much.
+        usage: Usage,
+    },
+    /// Rows of the audit log.
+    Audited(Vec<Audited>),
     /// Old keys and finished jobs are forgotten.
     Swept(Timestamp),
 }

@@ -103,6 +103,20 @@ ids! {
     RequestId = "req_";
     /// One running copy of an agent.
     InstanceId = "inst_";
+    /// A person who was asked to come.
+    InvitationId = "invite_";
+    /// A chain of refresh tokens.
+    SessionId = "sess_";
+    /// An OAuth application: its `client_id`.
+    ApplicationId = "app_";
+    /// A row of the audit log.
+    AuditId = "audit_";
+    /// Something that happened.
+    EventId = "evt_";
+    /// A subscription to events.
+    WebhookId = "wh_";
+    /// One event on its way to one webhook.
+    DeliveryId = "dlv_";
     /// One node; new with every new data folder.
     NodeId = "node_";
 }

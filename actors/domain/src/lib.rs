@@ -11,6 +11,7 @@
 
 pub mod account;
 pub mod agent;
+pub mod audit;
 pub mod cloud;
 pub mod codec;
 pub mod deployment;
@@ -23,16 +24,19 @@ pub mod job;
 pub mod limits;
 pub mod machine;
 pub mod node;
+pub mod rate;
 pub mod rejection;
 pub mod schedule;
+pub mod secret;
 pub mod shard;
 pub mod table;
 pub mod time;
 pub mod upload;
 
 pub use ids::{
-    AgentId, ApiKeyId, CloudId, DeploymentId, InstanceId, JobId, NodeId, OrgId, RequestId,
-    UploadId, UserId,
+    AgentId, ApiKeyId, ApplicationId, AuditId, CloudId, DeliveryId, DeploymentId, EventId,
+    InstanceId, InvitationId, JobId, NodeId, OrgId, RequestId, SessionId, UploadId, UserId,
+    WebhookId,
 };
 pub use rejection::Rejection;
 pub use time::Timestamp;

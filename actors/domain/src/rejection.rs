@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentId, ApiKeyId, CloudId, DeploymentId, JobId, NodeId, Timestamp, UploadId};
+use crate::{
+    AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InvitationId, JobId, NodeId, OrgId,
+    SessionId, Timestamp, UploadId, UserId,
+};
 
 /// Why a command was refused. The text says what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -97,6 +100,58 @@ pub enum Rejection {
     /// The call with this key has not ended.
     #[error("a request with this idempotency key is still in progress; retry in a second")]
     IdempotencyInProgress,
+    /// No such organization.
+    #[error("the organization {0} does not exist")]
+    OrganizationNotFound(OrgId),
+    /// No such person in this organization.
+    #[error("the user {0} does not exist")]
+    UserNotFound(UserId),
+    /// No such invitation in this organization.
+    #[error("the invitation {0} does not exist")]
+    InvitationNotFound(InvitationId),
+    /// No such application in this organization.
+    #[error("the OAuth application {0} does not exist")]
+    ApplicationNotFound(ApplicationId),
+    /// No such secret.
+    #[error("the secret {0} does not exist; set it with PUT /v1/secrets/{0}")]
+    SecretNotFound(String),
+    /// The session is over.
+    #[error("the session {0} is over; log in again")]
+    SessionNotFound(SessionId),
+    /// Names of organizations are unique.
+    #[error("an organization named `{0}` already exists; choose another name")]
+    OrganizationNameTaken(String),
+    /// An address belongs to one person.
+    #[error("somebody with this email address is here already")]
+    EmailTaken,
+    /// A token that was used, is too old or was never given out.
+    #[error("the invitation is not valid any more; ask for another one")]
+    InvitationInvalid,
+    /// Nobody hands on more than they have.
+    #[error("the role {0} is more than you may give or take")]
+    RoleTooHigh(String),
+    /// Somebody has to be there.
+    #[error("this is the organization's last owner; make somebody else an owner first")]
+    LastOwner,
+    /// The tier, or a limit of the service.
+    #[error("there are {max} {what} already, which is the most there may be")]
+    QuotaExceeded {
+        /// Of what.
+        what: String,
+        /// The limit.
+        max: u64,
+    },
+    /// Too many wrong passwords.
+    #[error("too many wrong passwords; try again later")]
+    LoginThrottled {
+        /// When the next one is heard.
+        until: Timestamp,
+    },
+    /// A code or token that was used, is too old, or was given to somebody else.
+    #[error(
+        "the code or token is not valid: it was used, is too old or was given to somebody else"
+    )]
+    GrantInvalid,
     /// The proposer's leadership is over.
     #[error("another node has taken over")]
     NotOwner,
@@ -151,11 +206,25 @@ impl Rejection {
             | Self::NodeNotFound(_)
             | Self::NodeRemoved(_)
             | Self::JoinTokenInvalid
+            | Self::OrganizationNotFound(_)
+            | Self::UserNotFound(_)
+            | Self::InvitationNotFound(_)
+            | Self::ApplicationNotFound(_)
+            | Self::SecretNotFound(_)
+            | Self::SessionNotFound(_)
+            | Self::OrganizationNameTaken(_)
+            | Self::EmailTaken
+            | Self::InvitationInvalid
+            | Self::RoleTooHigh(_)
+            | Self::LastOwner
+            | Self::QuotaExceeded { .. }
+            | Self::GrantInvalid
             | Self::LastNode => true,
             Self::TooManyJobs
             | Self::IdempotencyKeyReused
             | Self::IdempotencyInProgress
             | Self::TooManyJoinTokens
+            | Self::LoginThrottled { .. }
             | Self::NodeInUse(_)
             | Self::NotOwner => false,
         }

@@ -6,12 +6,14 @@ use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    JobId, Rejection, Timestamp,
-    account::Tenant,
+    AuditId, JobId, NodeId, OrgId, Rejection, SessionId, Timestamp,
+    account::{self, Code, Redemption, Session, Tenant, Throttle},
+    audit::Audited,
     event::ShardEvent as Event,
     idempotency::{KeyHash, Keyed, Keys, SWEPT_AT_ONCE, Seen},
     job::{self, Attempt, Job, JobError, Outcome, Payload, Usage},
     machine::{Entry, Machine},
+    rate::{self, Allowance, Grant, Spent},
     table::{AnyTable, Order, Table},
 };
 
@@ -39,6 +41,28 @@ pub enum Command {
     Sweep,
     /// An attempt that its agent saw nothing of goes to another instance.
     RedirectJob { id: JobId, epoch: u64, attempt: Attempt },
+    /// A login; `guess` is the account and address whose wrong passwords are forgotten.
+    OpenSession { session: Box<Session>, guess: Option<[u8; 32]> },
+    /// A login that failed.
+    NoteLogin { guess: [u8; 32] },
+    /// `POST /v1/auth/refresh`, or a grant of that type.
+    RefreshSession { id: SessionId, generation: u64, client: String },
+    /// `POST /v1/auth/logout`.
+    CloseSession { id: SessionId },
+    /// Somebody agreed to let an application in.
+    IssueCode(Box<Code>),
+    /// The application trades the code for tokens.
+    RedeemCode(Box<Redemption>),
+    /// A node asks for calls of a tenant, and tells what it spent of the last ones.
+    LendCalls {
+        tenant: Tenant,
+        node: NodeId,
+        wanted: u64,
+        allowance: Allowance,
+        spent: Option<Spent>,
+    },
+    /// What was done.
+    Audit(Vec<Audited>),
 }
 
 /// How a keyed synchronous call ended, for its replay.
@@ -76,6 +100,10 @@ pub enum Reply {
     Job(Box<Job>),
     /// The keyed call ended before: its outcome.
     Call(Box<CallOutcome>),
+    /// The session as it is now.
+    Session(Box<Session>),
+    /// What a node was lent.
+    Grant(Box<Grant>),
 }
 
 /// A shard's tables.
@@ -94,6 +122,18 @@ pub struct Shard {
     pub call_blobs: Table<KeyHash, String>,
     /// Whose job was forgotten, and when.
     pub forgotten: Table<JobId, (Tenant, Timestamp)>,
+    /// Chains of refresh tokens.
+    pub sessions: Table<SessionId, Session>,
+    /// Authorization codes, by hash; used ones for a while.
+    pub codes: Table<[u8; 32], Code>,
+    /// Wrong passwords, by account and address.
+    pub throttles: Table<[u8; 32], Throttle>,
+    /// What tenants have used of their rates, under [`rate::key`].
+    pub usage: Table<String, rate::Usage>,
+    /// The audit log: history.
+    pub audit: Table<(u128, AuditId), Audited>,
+    /// The hash of each organization's newest row.
+    pub audit_heads: Table<OrgId, [u8; 32]>,
 }
 
 impl Default for Shard {
@@ -106,6 +146,12 @@ impl Default for Shard {
             blobs: Table::history(7),
             forgotten: Table::history(8),
             call_blobs: Table::history(9),
+            sessions: Table::live(10),
+            codes: Table::live(11),
+            throttles: Table::live(12),
+            usage: Table::live(13),
+            audit: Table::history(14),
+            audit_heads: Table::live(15),
         }
     }
 }
@@ -168,9 +214,40 @@ impl Shard {
         }
     }
 
-    /// Whether a finished job is old enough to be forgotten.
-    pub fn has_expired_jobs(&self, at: Timestamp) -> bool {
-        !self.jobs_due(at).is_empty()
+    /// Whether something is old enough to be forgotten.
+    pub fn has_expired(&self, at: Timestamp) -> bool {
+        !self.keys.expired(at).is_empty()
+            || !self.jobs_due(at).is_empty()
+            || self.codes.rows().any(|(_, code)| code.is_forgotten(at))
+            || self.sessions.rows().any(|(_, session)| session.is_over(at))
+            || self.throttles.rows().any(|(_, row)| row.is_forgotten(at))
+    }
+
+    fn session_reply(&self, id: SessionId) -> Reply {
+        let row = self.sessions.get(&id);
+        row.map_or(Reply::Done, |row| Reply::Session(Box::new(Session::clone(&row))))
+    }
+
+    /// Each row hangs on the one before it; one that comes twice is written once.
+    fn write_audit(&mut self, row: &Audited) {
+        if self.audit.contains(&(row.org.0, row.id)) {
+            return;
+        }
+        let row = row.after(self.audit_head(row.org));
+        self.audit_heads.put(row.org, row.hash);
+        self.audit.put((row.org.0, row.id), row);
+    }
+
+    fn forget_credentials(&mut self, at: Timestamp) {
+        let over = |(id, row): (&SessionId, &Arc<Session>)| row.is_over(at).then_some(*id);
+        let sessions: Vec<_> = self.sessions.rows().filter_map(over).collect();
+        sessions.iter().for_each(|id| self.sessions.remove(id));
+        let codes = self.codes.rows().filter(|(_, row)| row.is_forgotten(at));
+        let codes: Vec<_> = codes.map(|(hash, _)| *hash).collect();
+        codes.iter().for_each(|hash| self.codes.remove(hash));
+        let throttles = self.throttles.rows().filter(|(_, row)| row.is_forgotten(at));
+        let throttles: Vec<_> = throttles.map(|(guess, _)| *guess).collect();
+        throttles.iter().for_each(|guess| self.throttles.remove(guess));
     }
 
     fn jobs_due(&self, at: Timestamp) -> BTreeSet<(u128, JobId)> {
@@ -178,6 +255,7 @@ impl Shard {
     }
 
     fn sweep(&mut self, at: Timestamp) {
+        self.forget_credentials(at);
         let keys = self.keys.expired(at);
         self.keys.forget(&keys);
         for (_, hash) in keys {
@@ -259,6 +337,18 @@ impl Machine for Shard {
                 Ok(vec![Event::CallEnded { key: key.clone(), outcome: outcome.clone(), at }])
             }
             C::WithdrawCall { key } => Ok(vec![Event::CallWithdrawn(key.hash)]),
+            C::OpenSession { session, guess } => account::open(self, session, guess.as_ref(), at),
+            C::NoteLogin { guess } => account::note_login(self, guess, at),
+            C::RefreshSession { id, generation, client } => {
+                account::refresh(self, *id, *generation, client, at)
+            }
+            C::CloseSession { id } => Ok(vec![Event::SessionGone(*id)]),
+            C::IssueCode(code) => Ok(vec![Event::CodePut(code.clone())]),
+            C::RedeemCode(redemption) => account::redeem(self, redemption, at),
+            C::LendCalls { tenant, node, wanted, allowance, spent } => {
+                rate::lend(self, *tenant, *node, (*wanted, *allowance), spent.as_ref(), at)
+            }
+            C::Audit(rows) => Ok(vec![Event::Audited(rows.clone())]),
             C::Sweep => Ok(vec![Event::Swept(at)]),
         }
     }
@@ -283,6 +373,13 @@ impl Machine for Shard {
                 self.keys.answered::<CallOutcome>(key, *at, &Ok(outcome.clone()));
             }
             Event::CallWithdrawn(hash) => self.keys.running.remove(hash),
+            Event::SessionPut(row) => self.sessions.put(row.id, Session::clone(row)),
+            Event::SessionGone(id) => self.sessions.remove(id),
+            Event::CodePut(row) => self.codes.put(row.hash, Code::clone(row)),
+            Event::ThrottlePut { guess, row } => self.throttles.put(*guess, row.clone()),
+            Event::ThrottleGone(guess) => self.throttles.remove(guess),
+            Event::UsagePut { tenant, usage } => self.usage.put(rate::key(*tenant), usage.clone()),
+            Event::Audited(rows) => rows.iter().for_each(|row| self.write_audit(row)),
             Event::Swept(at) => self.sweep(*at),
         }
     }
@@ -301,9 +398,24 @@ impl Machine for Shard {
                 Ok(Some(outcome)) => Reply::Call(Box::new(outcome)),
                 _ => Reply::Done,
             },
-            C::DeleteJob { .. } | C::EndCall { .. } | C::WithdrawCall { .. } | C::Sweep => {
-                Reply::Done
+            C::OpenSession { session, .. } => self.session_reply(session.id),
+            C::RefreshSession { id, .. } => self.session_reply(*id),
+            C::RedeemCode(redemption) => self.session_reply(redemption.session.id),
+            C::LendCalls { tenant, node, allowance, .. } => {
+                let usage = self.usage.get(&rate::key(*tenant));
+                let until = usage.as_ref().and_then(|usage| usage.lent.get(node)).map(|l| l.until);
+                let at = until.unwrap_or_default().minus(rate::LENT_FOR);
+                let grant = usage.and_then(|usage| usage.grant(*node, *allowance, at));
+                grant.map_or(Reply::Done, |grant| Reply::Grant(Box::new(grant)))
             }
+            C::DeleteJob { .. }
+            | C::EndCall { .. }
+            | C::WithdrawCall { .. }
+            | C::NoteLogin { .. }
+            | C::CloseSession { .. }
+            | C::IssueCode(_)
+            | C::Audit(_)
+            | C::Sweep => Reply::Done,
         }
     }
 
@@ -322,6 +434,12 @@ impl Machine for Shard {
             &mut self.blobs,
             &mut self.forgotten,
             &mut self.call_blobs,
+            &mut self.sessions,
+            &mut self.codes,
+            &mut self.throttles,
+            &mut self.usage,
+            &mut self.audit,
+            &mut self.audit_heads,
         ]
     }
 

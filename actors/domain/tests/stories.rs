@@ -657,7 +657,7 @@ fn a_finished_job_ages_into_a_memory_and_then_is_nothing() {
     let (gone, _) = sweep(days(60) + 10);
     assert_eq!(gone, Err(format!("the job {} does not exist", JobId(1))));
     assert_eq!(state.job(foreign, JobId(1)).err(), Some(domain::Rejection::JobNotFound(JobId(1))));
-    assert!(!state.has_expired_jobs(at(days(100))), "nothing is left to look at");
+    assert!(!state.has_expired(at(days(100))), "nothing is left to look at");
 }
 
 #[test]

@@ -211,7 +211,7 @@ impl Service {
         let answer = self.world.ask_shard(shard, command, key, None).await;
         let job = match answer.map(|answer| (answer.result, answer.replayed)) {
             Ok((Ok(Reply::Job(job)), replayed)) => Ok(Answered { value: *job, replayed }),
-            Ok((Ok(Reply::Done | Reply::Call(_)), _)) => Err(Rejection::JobNotFound(id).into()),
+            Ok((Ok(_), _)) => Err(Rejection::JobNotFound(id).into()),
             Ok((Err(reason), _)) => Err(reason.into()),
             Err(error) => Err(error.into()),
         };
@@ -301,7 +301,7 @@ impl Service {
     }
 
     /// Asks the owner of a shard.
-    async fn ask_owner(
+    pub(super) async fn ask_owner(
         &self,
         shard: u16,
         ask: Ask,
@@ -421,10 +421,8 @@ impl Service {
     ) -> Result<Answered<Job>, ServiceError> {
         let command = Command::CancelJob { tenant, id, by_force };
         let answer = self.world.ask_shard(self.home(id), command, key, None).await?;
-        match answer.result? {
-            Reply::Job(job) => Ok(Answered { value: *job, replayed: answer.replayed }),
-            Reply::Done | Reply::Call(_) => Err(Rejection::JobNotFound(id).into()),
-        }
+        let Reply::Job(job) = answer.result? else { return Err(Rejection::JobNotFound(id).into()) };
+        Ok(Answered { value: *job, replayed: answer.replayed })
     }
 
     /// A new job like an ended one.

@@ -6,6 +6,8 @@ mod agents;
 pub(crate) mod invoke;
 mod jobs;
 mod observe;
+mod records;
+mod sessions;
 pub mod uploads;
 
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use domain::{
 pub use invoke::{Finished, Invoked};
 pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
 pub use observe::{AgentFigures, MetricsRange};
+pub use records::{AuditWanted, Records, RecordsWanted};
 
 use crate::{
     invocation::CallError,

@@ -47,10 +47,8 @@ impl Service {
 }
 
 fn uploaded(id: UploadId, reply: Reply) -> Result<Upload, ServiceError> {
-    match reply {
-        Reply::Upload(upload) => Ok(*upload),
-        Reply::Done | Reply::Agent(_) | Reply::Deployment(_) | Reply::Cloud(_) | Reply::Node(_) => {
-            Err(domain::Rejection::UploadNotFound(id).into())
-        }
-    }
+    let Reply::Upload(upload) = reply else {
+        return Err(domain::Rejection::UploadNotFound(id).into());
+    };
+    Ok(*upload)
 }

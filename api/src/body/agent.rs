@@ -450,7 +450,7 @@ pub fn etag(agent: &Agent) -> String {
 fn shown(environment: &BTreeMap<String, Variable>) -> BTreeMap<String, String> {
     let value = |variable: &Variable| match variable {
         Variable::Plain(text) => text.clone(),
-        Variable::Sealed(_) | Variable::Unchanged => MASK.to_owned(),
+        Variable::Sealed(_) | Variable::Template(_) | Variable::Unchanged => MASK.to_owned(),
     };
     environment.iter().map(|(name, variable)| (name.clone(), value(variable))).collect()
 }
@@ -640,22 +640,6 @@ pub fn check_metadata<'v>(notes: impl Iterator<Item = (&'v String, &'v str)>, wr
     }
 }
 
-/// Names of the secrets that a value refers to: `${secrets.NAME}`, unless escaped as `$${`.
-pub fn secret_references(value: &str) -> Vec<&str> {
-    let mut found = vec![];
-    let mut rest = value;
-    while let Some(start) = rest.find("${secrets.") {
-        let escaped = rest[..start].ends_with('$');
-        let after = &rest[start + "${secrets.".len()..];
-        let Some(end) = after.find('}') else { break };
-        if !escaped {
-            found.push(&after[..end]);
-        }
-        rest = &after[end..];
-    }
-    found
-}
-
 /// Whether a variable's value must be sealed.
 pub fn needs_seal(name: &str) -> bool {
     is_secret_like(name)
@@ -715,12 +699,6 @@ pub struct InstancesBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn references_to_secrets_are_found() {
-        assert_eq!(secret_references("a ${secrets.ONE} b ${secrets.TWO}"), ["ONE", "TWO"]);
-        assert!(secret_references("$${secrets.ONE} ${other} $").is_empty());
-    }
 
     #[test]
     fn gpus_are_read_in_all_their_forms() {

@@ -1,6 +1,7 @@
 //! Wire twins of domain records: the only names that clients see. Each file turns one noun into its
 //! body and a body into its noun.
 
+pub mod account;
 pub mod agent;
 pub mod cloud;
 pub mod cluster;

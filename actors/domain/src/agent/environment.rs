@@ -14,6 +14,8 @@ pub enum Variable {
     Plain(String),
     /// Sealed by the node's key; shown as [`MASK`].
     Sealed(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// A text with references to secrets, sealed; they are resolved when an instance starts.
+    Template(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Only in a patch: the client sent the mask back, so the stored value stays.
     Unchanged,
 }

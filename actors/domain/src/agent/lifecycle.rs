@@ -40,6 +40,11 @@ pub(crate) fn create(state: &Directory, agent: &Agent) -> Events {
             return Err(Rejection::CloudFull { max });
         }
     }
+    if let Some(max) = state.tier(agent.tenant.org).agents_max()
+        && state.agents_of(agent.tenant).count() >= max
+    {
+        return Err(Rejection::QuotaExceeded { what: "agents".to_owned(), max: max as u64 });
+    }
     let deployment = Wish::new(Trigger::Create).of(agent, agent.deployment, agent.created_at);
     Ok(vec![
         Event::AgentCreated(Box::new(agent.clone())),

@@ -12,6 +12,9 @@ pub struct Credentials {
     /// Sealed by the node's key.
     #[serde(with = "serde_bytes")]
     pub password: Vec<u8>,
+    /// Whether the password is a text with references to secrets.
+    #[serde(default)]
+    pub is_template: bool,
 }
 
 /// One of the specification's three shapes.

@@ -1,0 +1,183 @@
+//! Sessions: who refreshes an access token, how often, and when that ends; and who guesses passwords.
+//!
+//! A refresh token names its session and a generation. Using it moves the session to the next one.
+//! The token before is answered alike for a few seconds, to the same client, in case an answer was
+//! lost; used later, or elsewhere, it tells that a copy is in other hands, and the session ends
+//! (RFC 9700, section 4.14.2).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ApplicationId, Rejection, SessionId, Timestamp, UserId,
+    account::{Code, Redemption, Scopes, Tenant},
+    event::ShardEvent,
+    shard::Shard,
+};
+
+/// How long the token before the current one is answered like it.
+pub const REUSE_GRACE: Duration = Duration::from_secs(10);
+/// Wrong passwords per account and address before guessing is paused.
+pub const LOGIN_FAILURES_MAX: usize = 5;
+/// The window that wrong passwords are counted in.
+pub const LOGIN_WINDOW: Duration = Duration::from_secs(15 * 60);
+/// Sessions of one person or application; the oldest goes when there are more.
+const SESSIONS_MAX: usize = 100;
+
+/// A chain of refresh tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its id, `sid` in tokens.
+    pub id: SessionId,
+    /// What it reaches.
+    pub tenant: Tenant,
+    /// Whose it is; an application that acts for itself has none.
+    pub user: Option<UserId>,
+    /// The application that was let in, if it was one.
+    pub application: Option<ApplicationId>,
+    /// What its tokens may do, at most.
+    pub scopes: Scopes,
+    /// Lifetime of access tokens, in seconds.
+    pub token_seconds: u64,
+    /// The number of the refresh token that is good.
+    pub generation: u64,
+    /// When it began.
+    pub created_at: Timestamp,
+    /// When it was last refreshed.
+    pub refreshed_at: Timestamp,
+    /// The client that refreshed it last.
+    pub client: String,
+    /// When it ends unless refreshed.
+    pub expires_at: Timestamp,
+    /// When it ends at the latest.
+    pub ends_at: Timestamp,
+    /// How long an unused refresh token is good, in seconds.
+    pub idle_seconds: u64,
+}
+
+/// Wrong passwords for one account from one address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Throttle {
+    /// When, oldest first.
+    pub failures: Vec<Timestamp>,
+}
+
+impl Session {
+    /// Whether it can't be refreshed any more.
+    pub fn is_over(&self, at: Timestamp) -> bool {
+        at >= self.expires_at || at >= self.ends_at
+    }
+}
+
+impl Throttle {
+    /// Whether none of its failures counts any more.
+    pub fn is_forgotten(&self, at: Timestamp) -> bool {
+        self.failures.iter().all(|failure| failure.plus(LOGIN_WINDOW) <= at)
+    }
+
+    /// Until when no password is heard, if there were too many wrong ones.
+    pub fn until(&self, at: Timestamp) -> Option<Timestamp> {
+        let recent: Vec<_> =
+            self.failures.iter().filter(|failure| failure.plus(LOGIN_WINDOW) > at).collect();
+        let first = recent.len().checked_sub(LOGIN_FAILURES_MAX)?;
+        Some(recent[first].plus(LOGIN_WINDOW))
+    }
+}
+
+impl Shard {
+    /// A session that goes on.
+    pub fn session(&self, id: SessionId, at: Timestamp) -> Option<std::sync::Arc<Session>> {
+        let row = self.sessions.get(&id)?;
+        (!row.is_over(at)).then_some(row)
+    }
+
+    fn throttled(&self, guess: Option<&[u8; 32]>, at: Timestamp) -> Result<(), Rejection> {
+        let row = guess.and_then(|guess| self.throttles.get(guess));
+        match row.and_then(|row| row.until(at)) {
+            Some(until) => Err(Rejection::LoginThrottled { until }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A new session. With `guess` the password was right: the count of wrong ones begins anew, unless
+/// there had been too many.
+pub(crate) fn open(
+    state: &Shard,
+    session: &Session,
+    guess: Option<&[u8; 32]>,
+    at: Timestamp,
+) -> Result<Vec<ShardEvent>, Rejection> {
+    state.throttled(guess, at)?;
+    let mut events: Vec<ShardEvent> = vec![];
+    if let Some(guess) = guess.filter(|guess| state.throttles.contains(guess)) {
+        events.push(ShardEvent::ThrottleGone(*guess));
+    }
+    let same = |row: &Session| row.user == session.user && row.application == session.application;
+    let own: Vec<_> = state.sessions.rows().filter(|(_, row)| same(row)).collect();
+    let surplus = (own.len() + 1).saturating_sub(SESSIONS_MAX);
+    events.extend(own.into_iter().take(surplus).map(|(id, _)| ShardEvent::SessionGone(*id)));
+    events.push(ShardEvent::SessionPut(Box::new(session.clone())));
+    Ok(events)
+}
+
+/// A wrong password.
+pub(crate) fn note_login(
+    state: &Shard,
+    guess: &[u8; 32],
+    at: Timestamp,
+) -> Result<Vec<ShardEvent>, Rejection> {
+    state.throttled(Some(guess), at)?;
+    let mut row = state.throttles.get(guess).map(|row| Throttle::clone(&row)).unwrap_or_default();
+    row.failures.retain(|failure| failure.plus(LOGIN_WINDOW) > at);
+    row.failures.push(at);
+    Ok(vec![ShardEvent::ThrottlePut { guess: *guess, row }])
+}
+
+/// The session's next token, or its end if an old one was used.
+pub(crate) fn refresh(
+    state: &Shard,
+    id: SessionId,
+    generation: u64,
+    client: &str,
+    at: Timestamp,
+) -> Result<Vec<ShardEvent>, Rejection> {
+    let session = state.session(id, at).ok_or(Rejection::GrantInvalid)?;
+    if generation == session.generation {
+        let mut next = Session::clone(&session);
+        next.generation += 1;
+        next.refreshed_at = at;
+        client.clone_into(&mut next.client);
+        next.expires_at = at.plus(Duration::from_secs(next.idle_seconds)).min(next.ends_at);
+        return Ok(vec![ShardEvent::SessionPut(Box::new(next))]);
+    }
+    let is_lost_answer = generation + 1 == session.generation
+        && at <= session.refreshed_at.plus(REUSE_GRACE)
+        && client == session.client;
+    // An old token in other hands: this is not refused but done, so that it holds everywhere.
+    if is_lost_answer { Ok(vec![]) } else { Ok(vec![ShardEvent::SessionGone(id)]) }
+}
+
+/// A code becomes a session, once. Used again, what came of it ends.
+pub(crate) fn redeem(
+    state: &Shard,
+    redemption: &Redemption,
+    at: Timestamp,
+) -> Result<Vec<ShardEvent>, Rejection> {
+    let code = state.codes.get(&redemption.hash).ok_or(Rejection::GrantInvalid)?;
+    if let Some(session) = code.session {
+        return Ok(vec![ShardEvent::SessionGone(session)]);
+    }
+    if !code.fits(redemption) || at >= code.expires_at {
+        return Err(Rejection::GrantInvalid);
+    }
+    let used = Code { session: Some(redemption.session.id), ..Code::clone(&code) };
+    let session = Session {
+        tenant: code.tenant,
+        user: Some(code.user),
+        scopes: code.scopes.clone(),
+        ..redemption.session.clone()
+    };
+    Ok(vec![ShardEvent::CodePut(Box::new(used)), ShardEvent::SessionPut(Box::new(session))])
+}

@@ -1,0 +1,89 @@
+//! Sessions, codes and wrong passwords: kept in the shard of their organization.
+
+use domain::{
+    OrgId, Rejection, SessionId,
+    account::{Code, Redemption, Session},
+    audit::Audited,
+    shard::{Command, Reply},
+};
+
+use super::{Records, RecordsWanted, Service, ServiceError};
+
+impl Service {
+    /// The shard of an organization.
+    pub fn home_of(&self, org: OrgId) -> u16 {
+        self.world.ports.ledger.home(org.to_string().as_bytes())
+    }
+
+    async fn at_home(&self, org: OrgId, command: Command) -> Result<Reply, ServiceError> {
+        let answer = self.world.ask_shard(self.home_of(org), command, None, None).await?;
+        Ok(answer.result?)
+    }
+
+    /// Opens a session; `guess` is the account and address whose wrong passwords are forgotten.
+    pub async fn open_session(
+        &self,
+        session: Session,
+        guess: Option<[u8; 32]>,
+    ) -> Result<(), ServiceError> {
+        let org = session.tenant.org;
+        let command = Command::OpenSession { session: Box::new(session), guess };
+        self.at_home(org, command).await.map(drop)
+    }
+
+    /// Counts a wrong password.
+    pub async fn note_login(&self, org: OrgId, guess: [u8; 32]) -> Result<(), ServiceError> {
+        self.at_home(org, Command::NoteLogin { guess }).await.map(drop)
+    }
+
+    /// Moves a session to its next refresh token. `None`: an old one was used, and the session ended.
+    pub async fn refresh_session(
+        &self,
+        org: OrgId,
+        id: SessionId,
+        generation: u64,
+        client: String,
+    ) -> Result<Option<Session>, ServiceError> {
+        let reply = self.at_home(org, Command::RefreshSession { id, generation, client }).await?;
+        let Reply::Session(session) = reply else { return Ok(None) };
+        Ok(Some(*session))
+    }
+
+    /// A session that goes on.
+    pub async fn session(
+        &self,
+        org: OrgId,
+        id: SessionId,
+    ) -> Result<Option<Session>, ServiceError> {
+        let found = self.records(self.home_of(org), RecordsWanted::Session(id)).await?;
+        let Records::Session(session) = found else { return Ok(None) };
+        Ok(session.map(|session| *session))
+    }
+
+    /// Ends a session.
+    pub async fn close_session(&self, org: OrgId, id: SessionId) -> Result<(), ServiceError> {
+        self.at_home(org, Command::CloseSession { id }).await.map(drop)
+    }
+
+    /// Keeps a code until it is traded.
+    pub async fn issue_code(&self, code: Code) -> Result<(), ServiceError> {
+        let org = code.tenant.org;
+        self.at_home(org, Command::IssueCode(Box::new(code))).await.map(drop)
+    }
+
+    /// Trades a code for a session, once.
+    pub async fn redeem_code(
+        &self,
+        org: OrgId,
+        redemption: Redemption,
+    ) -> Result<Session, ServiceError> {
+        let reply = self.at_home(org, Command::RedeemCode(Box::new(redemption))).await?;
+        let Reply::Session(session) = reply else { return Err(Rejection::GrantInvalid.into()) };
+        Ok(*session)
+    }
+
+    /// Writes rows of an organization's audit log.
+    pub async fn audit(&self, org: OrgId, rows: Vec<Audited>) -> Result<(), ServiceError> {
+        self.at_home(org, Command::Audit(rows)).await.map(drop)
+    }
+}

@@ -1,0 +1,205 @@
+//! The audit log: every change is written down before it is answered, refused ones in sums by
+//! organization, address and second. `GET /v1/audit-log` reads it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use actors::call::{AuditWanted, Records, RecordsWanted, Service};
+use domain::{
+    AuditId, OrgId, Timestamp,
+    audit::{Actor, Audited},
+};
+use poem_openapi::{OpenApi, param::Query, payload::Json};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    Handle, Shared,
+    access::Operation,
+    body::account::AuditBody,
+    caller::{Caller, ClientAddress, Identity},
+    envelope::{Current, Page, Success},
+    error::{ApiError, Problem},
+    listing::Wanted,
+    query,
+};
+
+/// Rows that wait to be written on a node.
+const WAITING_MAX: usize = 10_000;
+/// Rows of one entry of the log.
+const ROWS_AT_ONCE: usize = 256;
+/// Longest target that is written down.
+const TARGET_CHARS_MAX: usize = 256;
+
+type Written = (Audited, oneshot::Sender<bool>);
+
+/// Writes rows: those that come at once go into the log at once.
+pub(crate) struct Journal {
+    rows: mpsc::Sender<Written>,
+    refused: Arc<Mutex<BTreeMap<(OrgId, String, u64), Audited>>>,
+}
+
+impl Journal {
+    /// Writes through this service, for as long as it is held.
+    pub(crate) fn new(service: Service) -> Self {
+        let (rows, waiting) = mpsc::channel(WAITING_MAX);
+        actors::root::detach(write(service.clone(), waiting));
+        let refused = Arc::new(Mutex::new(BTreeMap::new()));
+        actors::root::detach(sum_up(service, Arc::downgrade(&refused)));
+        Self { rows, refused }
+    }
+
+    /// Writes a row; on return it is durable. `false` if the log could not be reached.
+    async fn write(&self, row: Audited) -> bool {
+        let (told, written) = oneshot::channel();
+        self.rows.send((row, told)).await.is_ok() && written.await.unwrap_or(false)
+    }
+
+    fn note_refused(&self, row: Audited) {
+        let key = (row.org, row.actor.ip.clone(), row.at.millis() / 1000);
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() < WAITING_MAX {
+            refused.entry(key).and_modify(|sum| sum.count += 1).or_insert(row);
+        }
+    }
+}
+
+async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
+    let mut batch: Vec<Written> = vec![];
+    while waiting.recv_many(&mut batch, ROWS_AT_ONCE).await > 0 {
+        let mut by_org: BTreeMap<OrgId, Vec<Written>> = BTreeMap::new();
+        for row in batch.drain(..) {
+            by_org.entry(row.0.org).or_default().push(row);
+        }
+        for (org, rows) in by_org {
+            let (rows, told): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+            let is_written = service.audit(org, rows).await.is_ok();
+            for told in told {
+                // Whoever waited may have hung up.
+                let _ = told.send(is_written);
+            }
+        }
+    }
+}
+
+/// Writes down once a second what was refused.
+async fn sum_up(
+    service: Service,
+    refused: std::sync::Weak<Mutex<BTreeMap<(OrgId, String, u64), Audited>>>,
+) {
+    loop {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let Some(refused) = refused.upgrade() else { return };
+        let sums = std::mem::take(&mut *refused.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut by_org: BTreeMap<OrgId, Vec<Audited>> = BTreeMap::new();
+        for (_, row) in sums {
+            by_org.entry(row.org).or_default().push(row);
+        }
+        for (org, rows) in by_org {
+            for rows in rows.chunks(ROWS_AT_ONCE) {
+                if let Err(error) = service.audit(org, rows.to_vec()).await {
+                    tracing::warn!(%error, "refused calls could not be written to the audit log");
+                }
+            }
+        }
+    }
+}
+
+/// A change that is to be audited, as it came in.
+pub(crate) struct Watched {
+    pub(crate) operation: Operation,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) address: ClientAddress,
+    pub(crate) target: String,
+}
+
+impl Shared {
+    /// Writes down how a change ended. What was done is durable in the log on return.
+    pub(crate) async fn audit(&self, watched: Watched, refusal: Option<&str>) {
+        let Watched { operation, identity, address, target } = watched;
+        let (kind, id) = identity.name();
+        let row = Audited {
+            id: self.service.world.mint(AuditId::new),
+            org: identity.tenant.org,
+            mode: identity.tenant.mode,
+            at: self.service.world.now(),
+            actor: Actor { kind: kind.to_owned(), id, ip: address.text() },
+            action: operation.id.to_owned(),
+            target: target.chars().take(TARGET_CHARS_MAX).collect(),
+            outcome: refusal.unwrap_or("succeeded").to_owned(),
+            request_id: Current::get().request_id,
+            count: 1,
+            hash: [0; 32],
+        };
+        match refusal {
+            Some(_) => self.journal.note_refused(row),
+            None => {
+                let (action, target) = (row.action.clone(), row.target.clone());
+                if !self.journal.write(row).await {
+                    tracing::error!(
+                        action,
+                        target,
+                        "a change could not be written to the audit log"
+                    );
+                }
+            }
+        }
+    }
+}
+
+pub(crate) struct AuditApi(pub(crate) Handle);
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Audit")]
+impl AuditApi {
+    /// List the audit log
+    ///
+    /// Who changed what, newest first. Each row carries a hash over the one before it.
+    #[oai(path = "/audit-log", method = "get", operation_id = "listAuditLog")]
+    #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
+    async fn list(
+        &self,
+        caller: Caller,
+        /// Items of a page.
+        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
+        limit: Query<Option<u32>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+        /// Only this operation, by its `operationId`.
+        action: Query<Option<String>>,
+        /// Only of this actor, by id.
+        actor: Query<Option<String>>,
+        /// Only with this outcome.
+        outcome: Query<Option<String>>,
+        /// Only since this time (RFC 3339).
+        since: Query<Option<String>>,
+        /// Only before this time.
+        until: Query<Option<String>>,
+    ) -> Result<Json<Success<Page<AuditBody>>>> {
+        let tenant = caller.tenant();
+        let since: Option<Timestamp> = query::time("since", since.0)?;
+        let until: Option<Timestamp> = query::time("until", until.0)?;
+        let filters: [&(dyn std::fmt::Debug + Sync); 6] =
+            [&"audit", &action.0, &actor.0, &outcome.0, &since, &until];
+        let wanted = Wanted::new(tenant, &filters, limit.0, cursor.0);
+        let rows = RecordsWanted::Audit(AuditWanted {
+            org: tenant.org,
+            mode: tenant.mode,
+            action: action.0,
+            actor: actor.0,
+            outcome: outcome.0,
+            since,
+            until,
+            before: wanted.after(&self.0)?,
+            limit: wanted.limit + 1,
+        });
+        let shard = self.0.service.home_of(tenant.org);
+        let Records::Audit(rows) = self.0.service.records(shard, rows).await? else {
+            return Err(Problem::internal().into());
+        };
+        let page = wanted.page(&self.0, &rows, |row| row.id.to_string(), |row| AuditBody::of(row));
+        Ok(Json(Success::of(page)))
+    }
+}

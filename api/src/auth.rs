@@ -1,0 +1,323 @@
+//! `/v1/auth`: people log in, refresh their tokens, log out.
+
+use std::time::Duration;
+
+use domain::{
+    Rejection, SessionId, UserId,
+    account::{Mode, Scopes, Session, Tenant, User, UserPatch},
+    directory::Command,
+};
+use http::StatusCode;
+use poem::Request;
+use poem_openapi::{ApiResponse, Object, OpenApi, payload::Json};
+
+use crate::{
+    Handle, Shared,
+    body::account::{LoginRequest, ModeBody, PasswordRequest, RefreshRequest, TokenBody, WhoBody},
+    caller::{Caller, ClientAddress, Principal, hash_key},
+    check::Checked,
+    envelope::{Meta, Success},
+    error::{ApiError, Problem},
+    password,
+    tokens::{IDLE_SECONDS, Refresh, SESSION_SECONDS, TOKEN_SECONDS},
+};
+
+pub(crate) struct AuthApi(pub(crate) Handle);
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Tokens, in the envelope and beside it: the specification shows both.
+#[derive(Clone, Object)]
+pub(crate) struct Granted {
+    success: bool,
+    data: TokenBody,
+    meta: Meta,
+    access_token: String,
+    #[oai(skip_serializing_if_is_none)]
+    refresh_token: Option<String>,
+    token_type: String,
+    expires_in: u64,
+    scope: String,
+}
+
+/// Tokens; never kept by caches.
+#[derive(ApiResponse)]
+pub(crate) enum TokenAnswer {
+    /// The tokens.
+    #[oai(status = 200)]
+    Ok(Json<Box<Granted>>, #[oai(header = "Cache-Control")] String),
+}
+
+impl From<TokenBody> for TokenAnswer {
+    fn from(data: TokenBody) -> Self {
+        let TokenBody { access_token, refresh_token, token_type, expires_in, scope } = data.clone();
+        let granted = Granted {
+            success: true,
+            meta: Meta::now(),
+            access_token,
+            refresh_token,
+            token_type,
+            expires_in,
+            scope,
+            data,
+        };
+        Self::Ok(Json(Box::new(granted)), "no-store".to_owned())
+    }
+}
+
+/// A session that has ended.
+#[derive(Clone, Debug, Object)]
+pub(crate) struct LoggedOut {
+    /// The session.
+    session_id: String,
+    /// Always true.
+    logged_out: bool,
+}
+
+/// A password that was changed.
+#[derive(Clone, Debug, Object)]
+pub(crate) struct PasswordChanged {
+    /// Whose.
+    user_id: String,
+    /// Always true. Every session has ended; log in again.
+    changed: bool,
+}
+
+fn wrong_login() -> Problem {
+    let message = "the email address or the password is wrong";
+    Problem::new(StatusCode::UNAUTHORIZED, "INVALID_CREDENTIALS", message)
+}
+
+fn reused() -> Problem {
+    let message = "this refresh token was used before, so its session has ended; log in again";
+    Problem::new(StatusCode::UNAUTHORIZED, "REFRESH_TOKEN_REUSED", message)
+}
+
+pub(crate) fn wrong_refresh() -> Problem {
+    let message = "this refresh token is not valid any more; log in again";
+    Problem::new(StatusCode::UNAUTHORIZED, "INVALID_CREDENTIALS", message)
+}
+
+impl Shared {
+    /// A session to be. Whoever opens it says for whom.
+    pub(crate) fn new_session(&self, tenant: Tenant, scopes: Scopes, client: String) -> Session {
+        let world = &self.service.world;
+        let now = world.now();
+        Session {
+            id: world.mint(SessionId::new),
+            tenant,
+            user: None,
+            application: None,
+            scopes,
+            token_seconds: TOKEN_SECONDS,
+            generation: 1,
+            created_at: now,
+            refreshed_at: now,
+            client,
+            expires_at: now.plus(Duration::from_secs(IDLE_SECONDS)),
+            ends_at: now.plus(Duration::from_secs(SESSION_SECONDS)),
+            idle_seconds: IDLE_SECONDS,
+        }
+    }
+
+    /// The tokens of a session.
+    pub(crate) fn tokens_of(&self, session: &Session) -> std::result::Result<TokenBody, Problem> {
+        let user = session.user.map(|id| self.person(session.tenant, id)).transpose()?;
+        // Tokens never say more than the person may do now.
+        let scopes = match &user {
+            Some(user) => session.scopes.both(&user.role.scopes()),
+            None => session.scopes.clone(),
+        };
+        let session = Session { scopes, ..session.clone() };
+        let access_token = self.access_token(&session, user.map(|user| user.email.clone()))?;
+        Ok(TokenBody {
+            access_token,
+            refresh_token: session.user.map(|_| self.refresh_token(&session)),
+            token_type: "Bearer".to_owned(),
+            expires_in: session.token_seconds,
+            scope: session.scopes.to_vec().join(" "),
+        })
+    }
+
+    fn person(
+        &self,
+        tenant: Tenant,
+        id: UserId,
+    ) -> std::result::Result<std::sync::Arc<User>, Problem> {
+        let directory = self.service.world.directory().read();
+        directory.user(tenant.org, id).map_err(|_| wrong_refresh())
+    }
+
+    /// Whoever these are, if the password is right: wrong ones are counted by account and address.
+    pub(crate) async fn log_in(
+        &self,
+        email: &str,
+        password: String,
+        mode: Mode,
+        address: ClientAddress,
+    ) -> std::result::Result<Session, Problem> {
+        let email = email.trim().to_lowercase();
+        let user = self.service.directory().await?.read().user_by_email(&email);
+        let operator = self.service.world.directory().read().operator();
+        let org = user.as_ref().map(|user| user.org).or(operator).ok_or_else(wrong_login)?;
+        let guess = hash_key(&self.settings.pepper, &format!("login|{email}|{}", address.text()));
+        let hash = user.as_ref().map(|user| user.password_hash.clone());
+        let is_right = self.passwords.is_right(password, hash).await?;
+        let Some(user) = user.filter(|_| is_right) else {
+            self.service.note_login(org, guess).await?;
+            return Err(wrong_login());
+        };
+        let tenant = Tenant { org, mode };
+        let session = self.new_session(tenant, user.role.scopes(), address.text());
+        let session = Session { user: Some(user.id), ..session };
+        self.service.open_session(session.clone(), Some(guess)).await?;
+        Ok(session)
+    }
+
+    /// The next tokens for a refresh token. `application` is whoever shows it; a person has none.
+    pub(crate) async fn refresh(
+        &self,
+        token: &str,
+        application: Option<domain::ApplicationId>,
+        client: String,
+    ) -> std::result::Result<TokenBody, Problem> {
+        let refresh = Refresh::read(&self.settings.pepper, token).ok_or_else(wrong_refresh)?;
+        let Refresh { org, session, generation } = refresh;
+        let known = self.service.session(org, session).await?.ok_or_else(wrong_refresh)?;
+        if known.application != application {
+            return Err(wrong_refresh());
+        }
+        let user = known.user.map(|id| self.person(known.tenant, id)).transpose()?;
+        if user.is_some_and(|user| known.created_at < user.sessions_since) {
+            return Err(wrong_refresh());
+        }
+        match self.service.refresh_session(org, session, generation, client).await {
+            Ok(Some(session)) => self.tokens_of(&session),
+            Ok(None) => Err(reused()),
+            Err(actors::call::ServiceError::Rejected(Rejection::GrantInvalid)) => {
+                Err(wrong_refresh())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Authentication")]
+impl AuthApi {
+    /// Log in
+    ///
+    /// Five wrong passwords for one account from one address pause further attempts for a quarter of
+    /// an hour. An unknown address is answered like a wrong password.
+    #[oai(path = "/auth/login", method = "post", operation_id = "login")]
+    async fn login(&self, request: &Request, body: Checked<LoginRequest>) -> Result<TokenAnswer> {
+        let LoginRequest { email, password, mode } = body.body;
+        let mode = match mode {
+            Some(ModeBody::Test) => Mode::Test,
+            Some(ModeBody::Live) | None => Mode::Live,
+        };
+        let session = self.0.log_in(&email, password, mode, ClientAddress::of(request)).await?;
+        Ok(self.0.tokens_of(&session)?.into())
+    }
+
+    /// Refresh an access token
+    ///
+    /// Each refresh token is good once and answered with the next one. One that comes a second time
+    /// ends its session, except within ten seconds from the same client, in case an answer was lost.
+    #[oai(path = "/auth/refresh", method = "post", operation_id = "refreshToken")]
+    async fn refresh(
+        &self,
+        request: &Request,
+        body: Checked<RefreshRequest>,
+    ) -> Result<TokenAnswer> {
+        let client = ClientAddress::of(request).text();
+        Ok(self.0.refresh(&body.body.refresh_token, None, client).await?.into())
+    }
+
+    /// Log out
+    ///
+    /// Ends the session of the access token: it can't be refreshed any more. The token itself is
+    /// good until it expires.
+    #[oai(path = "/auth/logout", method = "post", operation_id = "logout")]
+    async fn logout(&self, caller: Caller) -> Result<Json<Success<LoggedOut>>> {
+        let claims = match &caller.identity().principal {
+            Principal::User { claims, .. } | Principal::Application(claims) => claims,
+            Principal::Key(_) => {
+                let message = "an API key has no session; revoke it with DELETE /v1/api-keys/{id}";
+                let status = StatusCode::BAD_REQUEST;
+                return Err(Problem::new(status, "INVALID_REQUEST", message).into());
+            }
+        };
+        let id: SessionId = claims.sid.parse().map_err(|_| Problem::internal())?;
+        self.0.service.close_session(caller.org(), id).await?;
+        Ok(Json(Success::of(LoggedOut { session_id: id.to_string(), logged_out: true })))
+    }
+
+    /// Who am I
+    ///
+    /// What the credentials of this call are, and what they may do.
+    #[oai(path = "/auth/me", method = "get", operation_id = "whoAmI")]
+    async fn me(&self, caller: Caller) -> Result<Json<Success<WhoBody>>> {
+        let identity = caller.identity();
+        let directory = self.0.service.directory().await?.read();
+        let organization = directory.organization(caller.org())?;
+        let (kind, id) = identity.name();
+        let (email, name) = match &identity.principal {
+            Principal::Key(key) => (None, Some(key.name.clone())),
+            Principal::User { id, .. } => {
+                let user = directory.user(caller.org(), *id)?;
+                (Some(user.email.clone()), user.name.clone())
+            }
+            Principal::Application(_) => (None, None),
+        };
+        Ok(Json(Success::of(WhoBody {
+            kind: kind.to_owned(),
+            id,
+            email,
+            name,
+            org_id: organization.id.to_string(),
+            org_name: organization.name.clone(),
+            tier: organization.tier.as_str().to_owned(),
+            role: identity.role().map(|role| role.as_str().to_owned()),
+            scopes: identity.scopes.to_vec(),
+            livemode: identity.tenant.mode.is_live(),
+        })))
+    }
+
+    /// Change your password
+    ///
+    /// For people who are logged in. Every session of theirs ends.
+    #[oai(path = "/auth/password", method = "post", operation_id = "changePassword")]
+    async fn password(
+        &self,
+        caller: Caller,
+        body: Checked<PasswordRequest>,
+    ) -> Result<Json<Success<PasswordChanged>>> {
+        let PasswordRequest { current_password, new_password } = body.body;
+        let Principal::User { id, role, claims } = &caller.identity().principal else {
+            let message = "only people have passwords; log in as one";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).into());
+        };
+        if claims.client_id.is_some() {
+            let message = "an application does not change the password of the person it acts for";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).into());
+        }
+        password::check_new("new_password", &new_password)?;
+        let user = self.0.service.directory().await?.read().user(caller.org(), *id)?;
+        let hash = Some(user.password_hash.clone());
+        if !self.0.passwords.is_right(current_password, hash).await? {
+            return Err(wrong_login().into());
+        }
+        let password_hash = Some(self.0.passwords.hash(new_password).await?);
+        let patch = UserPatch { password_hash, ..UserPatch::default() };
+        let command = Command::UpdateUser {
+            org: caller.org(),
+            id: *id,
+            patch,
+            by: Some(*role),
+            scopes: caller.identity().scopes.clone(),
+            if_match: Some(user.revision),
+        };
+        self.0.service.change(command, None).await?;
+        Ok(Json(Success::of(PasswordChanged { user_id: id.to_string(), changed: true })))
+    }
+}

@@ -1,0 +1,153 @@
+//! `/v1/secrets`: values that agents are started with. They go in and never come out.
+
+use domain::{
+    CloudId,
+    account::Tenant,
+    directory::{Command, Reply},
+    secret::{SECRET_BYTES_MAX, Secret, is_secret_name},
+};
+use poem::Request;
+use poem_openapi::{
+    OpenApi,
+    param::{Path, Query},
+    payload::Json,
+};
+
+use crate::{
+    Handle,
+    body::account::{PutSecret, SecretBody},
+    caller::Caller,
+    check::Checked,
+    envelope::{Deleted, Page, Success},
+    error::{ApiError, Problem, path_id},
+    listing::Wanted,
+    repeat::{self, keyed},
+};
+
+pub(crate) struct SecretsApi(pub(crate) Handle);
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+fn cloud(id: Option<&str>) -> std::result::Result<Option<CloudId>, Problem> {
+    id.map(|id| path_id("cloud", id)).transpose()
+}
+
+#[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Secrets")]
+impl SecretsApi {
+    /// List secrets
+    ///
+    /// By name, without their values.
+    #[oai(path = "/secrets", method = "get", operation_id = "listSecrets")]
+    async fn list(
+        &self,
+        caller: Caller,
+        /// Items of a page.
+        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
+        limit: Query<Option<u32>>,
+        /// `next_cursor` of the page before.
+        cursor: Query<Option<String>>,
+        /// Only of this cloud.
+        cloud_id: Query<Option<String>>,
+    ) -> Result<Json<Success<Page<SecretBody>>>> {
+        let (tenant, only) = (caller.tenant(), cloud(cloud_id.0.as_deref())?);
+        let wanted = Wanted::new(tenant, &[&"secrets", &only], limit.0, cursor.0);
+        let after: Option<String> = wanted.after(&self.0)?;
+        let directory = self.0.service.directory().await?.read();
+        let place = |row: &Secret| Secret::place(row.tenant, row.cloud_id, &row.name);
+        let rows = directory
+            .secrets_of(tenant)
+            .filter(|row| only.is_none() || row.cloud_id == only)
+            .filter(|row| after.as_ref().is_none_or(|after| place(row) > *after));
+        let page = wanted.page(&self.0, rows, |row| place(row), |row| SecretBody::of(row));
+        Ok(Json(Success::of(page)))
+    }
+
+    /// Get a secret
+    ///
+    /// Without its value.
+    #[oai(path = "/secrets/:name", method = "get", operation_id = "getSecret")]
+    async fn get(
+        &self,
+        caller: Caller,
+        /// Its name.
+        name: Path<String>,
+        /// Of this cloud; the one for all clouds if left out.
+        cloud_id: Query<Option<String>>,
+    ) -> Result<Json<Success<SecretBody>>> {
+        let key = Secret::place(caller.tenant(), cloud(cloud_id.0.as_deref())?, &name);
+        let row = self.0.service.directory().await?.read().secrets.get(&key);
+        let row = row.ok_or_else(|| domain::Rejection::SecretNotFound(shown(&name)))?;
+        Ok(Json(Success::of(SecretBody::of(&row))))
+    }
+
+    /// Set a secret
+    ///
+    /// Agents that refer to it as `${secrets.NAME}` get the new value at their next start.
+    #[oai(path = "/secrets/:name", method = "put", operation_id = "putSecret")]
+    async fn put(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// Its name: capital letters, digits and `_`, at most 64.
+        name: Path<String>,
+        body: Checked<PutSecret>,
+    ) -> Result<Json<Success<SecretBody>>> {
+        if !is_secret_name(&name) {
+            let why = "must be capital letters, digits and _, beginning with a letter, at most 64";
+            return Err(Problem::field("name", why).into());
+        }
+        if body.body.value.len() > SECRET_BYTES_MAX || body.body.value.contains('\0') {
+            let why = format!("must have at most {SECRET_BYTES_MAX} bytes, none of them zero");
+            return Err(Problem::field("value", why).into());
+        }
+        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let secret = self.sealed(caller.tenant(), &name, body.body)?;
+        let reply = self.0.service.change(Command::PutSecret(Box::new(secret)), key).await?.value;
+        let Reply::Secret(row) = reply else { return Err(Problem::internal().into()) };
+        Ok(Json(Success::of(SecretBody::of(&row))))
+    }
+
+    /// Delete a secret
+    ///
+    /// Agents that refer to it do not start any more.
+    #[oai(path = "/secrets/:name", method = "delete", operation_id = "deleteSecret")]
+    async fn delete(
+        &self,
+        caller: Caller,
+        request: &Request,
+        /// Its name.
+        name: Path<String>,
+        /// Of this cloud; the one for all clouds if left out.
+        cloud_id: Query<Option<String>>,
+    ) -> Result<Json<Success<Deleted>>> {
+        let (tenant, cloud_id) = (caller.tenant(), cloud(cloud_id.0.as_deref())?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let name = shown(&name);
+        let command = Command::DeleteSecret { tenant, cloud_id, name: name.clone() };
+        self.0.service.change(command, key).await?;
+        Ok(Json(Success::of(Deleted::of(name))))
+    }
+}
+
+/// A name of a path, as far as it is shown.
+fn shown(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+impl SecretsApi {
+    fn sealed(&self, tenant: Tenant, name: &str, body: PutSecret) -> Result<Secret> {
+        let world = &self.0.service.world;
+        let cloud_id = cloud(body.cloud_id.as_deref())?;
+        let place = Secret::place(tenant, cloud_id, name);
+        let now = world.now();
+        Ok(Secret {
+            tenant,
+            cloud_id,
+            name: name.to_owned(),
+            sealed: world.sealer.seal(&body.value, &place, &*world.ports.entropy),
+            version: 0,
+            created_at: now,
+            updated_at: now,
+        })
+    }
+}

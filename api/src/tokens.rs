@@ -1,0 +1,291 @@
+//! Access tokens (JWT, RFC 7519, signed with Ed25519, RFC 8037) and what is traded for them.
+//!
+//! A refresh token is no secret that is stored anywhere: it is the session's number and generation
+//! with an HMAC under the cluster's pepper. So the token after a given one is always the same, which
+//! is how a lost answer can be repeated, and a leaked data folder holds none.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use domain::{
+    OrgId, SessionId,
+    account::{Mode, Session, SigningKey},
+};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http::StatusCode;
+use jsonwebtoken::{
+    Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::{Shared, error::Problem};
+
+/// Lifetime of an access token in seconds (`interface`, JWT tokens).
+pub(crate) const TOKEN_SECONDS: u64 = 3600;
+/// How long an unused refresh token is good, in seconds.
+pub(crate) const IDLE_SECONDS: u64 = 30 * 86_400;
+/// How long a session lasts at most, in seconds.
+pub(crate) const SESSION_SECONDS: u64 = 90 * 86_400;
+/// Longest token that is looked at.
+const TOKEN_BYTES_MAX: usize = 4096;
+/// Tokens whose signature is known to be right.
+const KNOWN_MAX: usize = 10_000;
+
+/// What an access token says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    /// The person's id, or the application's where it acts for itself.
+    pub sub: String,
+    /// The person's address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub email: Option<String>,
+    /// The organization.
+    pub org: String,
+    /// What it may do.
+    pub scopes: Vec<String>,
+    /// When it was made, in seconds since 1970.
+    pub iat: u64,
+    /// Until when it is good, in seconds since 1970.
+    pub exp: u64,
+    /// Who made it.
+    pub iss: String,
+    /// For whom: the same service.
+    pub aud: String,
+    /// Its own number.
+    pub jti: String,
+    /// Its session.
+    pub sid: String,
+    /// Live or test.
+    pub livemode: bool,
+    /// The application that has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+}
+
+/// What a node remembers of tokens.
+#[derive(Default)]
+pub(crate) struct TokenCache {
+    known: Mutex<HashMap<[u8; 32], Arc<Claims>>>,
+    signing: Mutex<Option<(String, EncodingKey)>>,
+}
+
+/// Where a signing key's private half is sealed for.
+pub fn signing_place(id: &str) -> String {
+    format!("signing/{id}")
+}
+
+fn invalid() -> Problem {
+    let message = "this API key or token is not valid; check it, or create another one";
+    Problem::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", message)
+}
+
+fn expired() -> Problem {
+    let message = "this access token has expired; get another one from /v1/auth/refresh";
+    Problem::new(StatusCode::UNAUTHORIZED, "TOKEN_EXPIRED", message)
+}
+
+impl Shared {
+    fn now_seconds(&self) -> u64 {
+        self.service.world.now().millis() / 1000
+    }
+
+    /// 32 random bytes as text.
+    pub(crate) fn random_text(&self) -> String {
+        let dice = || self.service.world.ports.entropy.dice().to_be_bytes();
+        URL_SAFE_NO_PAD.encode([dice(), dice()].concat())
+    }
+
+    /// An access token of a session.
+    pub(crate) fn access_token(
+        &self,
+        session: &Session,
+        email: Option<String>,
+    ) -> Result<String, Problem> {
+        let now = self.now_seconds();
+        let application = session.application.map(|id| id.to_string());
+        let sub = match (session.user, &application) {
+            (Some(user), _) => user.to_string(),
+            (None, Some(application)) => application.clone(),
+            (None, None) => return Err(Problem::internal()),
+        };
+        self.sign(&Claims {
+            sub,
+            email,
+            org: session.tenant.org.to_string(),
+            scopes: session.scopes.to_vec(),
+            iat: now,
+            exp: now + session.token_seconds,
+            iss: self.settings.auth_url.clone(),
+            aud: self.settings.auth_url.clone(),
+            jti: self.random_text(),
+            sid: session.id.to_string(),
+            livemode: session.tenant.mode == Mode::Live,
+            client_id: application,
+        })
+    }
+
+    fn sign(&self, claims: &Claims) -> Result<String, Problem> {
+        let newest = {
+            let directory = self.service.world.directory().read();
+            directory.signing_keys.rows().next_back().map(|(_, key)| Arc::clone(key))
+        };
+        let newest = newest.ok_or_else(Problem::internal)?;
+        let mut signing = self.tokens.signing.lock().unwrap_or_else(PoisonError::into_inner);
+        if signing.as_ref().is_none_or(|(id, _)| *id != newest.id) {
+            *signing = Some((newest.id.clone(), self.opened(&newest)?));
+        }
+        let (id, key) = signing.as_ref().ok_or_else(Problem::internal)?;
+        let header = Header { kid: Some(id.clone()), ..Header::new(Algorithm::EdDSA) };
+        encode(&header, claims, key).map_err(|error| {
+            tracing::error!(%error, "a token could not be signed");
+            Problem::internal()
+        })
+    }
+
+    fn opened(&self, key: &SigningKey) -> Result<EncodingKey, Problem> {
+        let told = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, kid = key.id, "a signing key could not be opened");
+            Problem::internal()
+        };
+        let text = self.service.world.sealer.open(&key.sealed, &signing_place(&key.id));
+        let text = text.map_err(|error| told(&error))?;
+        let der = URL_SAFE_NO_PAD.decode(text.as_bytes()).map_err(|error| told(&error))?;
+        Ok(EncodingKey::from_ed_der(&der))
+    }
+
+    /// What a token says, if it is ours and good now.
+    pub(crate) fn verify(&self, token: &str) -> Result<Arc<Claims>, Problem> {
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err(invalid());
+        }
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let known = {
+            let known = self.tokens.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.get(&digest).cloned()
+        };
+        let claims = match known {
+            Some(claims) => claims,
+            None => {
+                let claims = Arc::new(self.read(token)?);
+                let mut known = self.tokens.known.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() >= KNOWN_MAX {
+                    known.clear();
+                }
+                known.insert(digest, Arc::clone(&claims));
+                claims
+            }
+        };
+        if claims.exp <= self.now_seconds() { Err(expired()) } else { Ok(claims) }
+    }
+
+    /// The claims of a token with a right signature, whatever its time.
+    fn read(&self, token: &str) -> Result<Claims, Problem> {
+        // The header only names the key; the algorithm is ours to say (RFC 8725, section 3.1).
+        let header = decode_header(token).map_err(|_| invalid())?;
+        let kid = header.kid.ok_or_else(invalid)?;
+        let directory = self.service.world.directory().read();
+        let mut keys = directory.signing_keys.rows().map(|(_, key)| key);
+        let key = keys.find(|key| key.id == kid).ok_or_else(invalid)?;
+        let public = DecodingKey::from_ed_components(&URL_SAFE_NO_PAD.encode(&key.public));
+        let mut rules = Validation::new(Algorithm::EdDSA);
+        rules.validate_exp = false;
+        rules.validate_aud = false;
+        rules.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
+        let claims = decode::<Claims>(token, &public.map_err(|_| invalid())?, &rules);
+        let claims = claims.map_err(|_| invalid())?.claims;
+        // Every node may have made it, under its own address.
+        let is_ours = claims.iss == self.settings.auth_url
+            || directory.nodes.rows().any(|(_, node)| node.facts.base_url == claims.iss);
+        if is_ours && claims.aud == claims.iss { Ok(claims) } else { Err(invalid()) }
+    }
+
+    /// The public halves of the keys that sign tokens (RFC 7517).
+    pub(crate) fn jwks(&self) -> Value {
+        let directory = self.service.world.directory().read();
+        let keys: Vec<Value> = directory
+            .signing_keys
+            .rows()
+            .rev()
+            .map(|(_, key)| {
+                json!({
+                    "kty": "OKP",
+                    "crv": "Ed25519",
+                    "use": "sig",
+                    "alg": "EdDSA",
+                    "kid": key.id,
+                    "x": URL_SAFE_NO_PAD.encode(&key.public),
+                })
+            })
+            .collect();
+        json!({ "keys": keys })
+    }
+
+    /// The refresh token of a session's present generation.
+    pub(crate) fn refresh_token(&self, session: &Session) -> String {
+        let refresh = Refresh {
+            org: session.tenant.org,
+            session: session.id,
+            generation: session.generation,
+        };
+        refresh.write(&self.settings.pepper)
+    }
+}
+
+/// What a refresh token says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refresh {
+    pub(crate) org: OrgId,
+    pub(crate) session: SessionId,
+    pub(crate) generation: u64,
+}
+
+impl Refresh {
+    fn write(self, pepper: &[u8; 32]) -> String {
+        let Self { org, session, generation } = self;
+        let said = format!("ir.{org}.{session}.{generation}");
+        let proof = proof(pepper, &said);
+        format!("{said}.{proof}")
+    }
+
+    /// Reads a token that we wrote.
+    pub(crate) fn read(pepper: &[u8; 32], text: &str) -> Option<Self> {
+        let (said, given) = text.rsplit_once('.').filter(|_| text.len() <= TOKEN_BYTES_MAX)?;
+        let right = proof(pepper, said);
+        if !bool::from(given.as_bytes().ct_eq(right.as_bytes())) {
+            return None;
+        }
+        let mut parts = said.strip_prefix("ir.")?.split('.');
+        let (org, session) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Self { org, session, generation: parts.next()?.parse().ok()? })
+    }
+}
+
+fn proof(pepper: &[u8; 32], said: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(pepper).expect("any length of key fits");
+    mac.update(b"refresh token");
+    mac.update(said.as_bytes());
+    URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refresh_token_is_read_back_and_cannot_be_forged() {
+        let pepper = [3; 32];
+        let refresh = Refresh { org: OrgId(1), session: SessionId(2), generation: 7 };
+        let text = refresh.write(&pepper);
+        assert_eq!(Refresh::read(&pepper, &text), Some(refresh));
+        assert_eq!(Refresh::read(&[4; 32], &text), None);
+        assert_eq!(Refresh::read(&pepper, &text.replace(".7.", ".8.")), None);
+        assert_eq!(Refresh::read(&pepper, &text[..text.len() - 1]), None);
+        assert_eq!(Refresh::read(&pepper, ""), None);
+    }
+}

@@ -101,6 +101,9 @@ fn check_redirect(place: usize, text: &str) -> Told<()> {
         return wrong("must be an absolute address without a user in it");
     };
     let host = authority.host();
+    if host.contains('*') {
+        return wrong("must be one address; wildcards are not taken");
+    }
     let is_loopback = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
     match scheme {
         "https" => Ok(()),

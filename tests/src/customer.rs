@@ -73,6 +73,8 @@ impl Customer {
         let authority = reqwest::Certificate::from_pem(&pem).expect("a certificate");
         let build = |http1: bool| {
             let builder = Client::builder().tls_certs_only([authority.clone()]);
+            // Where a page sends a browser is for the story to see.
+            let builder = builder.redirect(reqwest::redirect::Policy::none());
             let builder = if http1 { builder.http1_only() } else { builder };
             builder.build().expect("a client")
         };
@@ -116,6 +118,21 @@ impl Customer {
     /// `PATCH`.
     pub async fn patch(&self, path: &str, body: &Value) -> Answer {
         self.send(self.request(Method::PATCH, path).json(body)).await
+    }
+
+    /// `PUT` with a body.
+    pub async fn put(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.request(Method::PUT, path).json(body)).await
+    }
+
+    /// `POST` without credentials.
+    pub async fn anonymous(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.client.post(format!("{}{path}", self.base_url)).json(body)).await
+    }
+
+    /// The JSON that anybody may `GET`.
+    pub async fn bare(&self, path: &str) -> Value {
+        self.send(self.client.get(format!("{}{path}", self.base_url))).await.body
     }
 
     /// `DELETE`.

@@ -13,6 +13,42 @@ pub use cluster::{Cluster, Member};
 pub use customer::{Answer, Customer, eventually};
 pub use node::Node;
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+
+/// Bytes as URLs and tokens have them.
+pub fn base64url(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+/// SHA-256.
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    use sha2::{Digest as _, Sha256};
+    Sha256::digest(bytes).into()
+}
+
+/// A part of an address in plain.
+pub fn percent_decoded(text: &str) -> String {
+    let mut bytes = vec![];
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let hex = |digit: Option<u8>| digit.and_then(|digit| char::from(digit).to_digit(16));
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let (high, low) = (hex(rest.next()), hex(rest.next()));
+                u8::try_from(high.unwrap_or(0) * 16 + low.unwrap_or(0)).expect("two digits")
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).expect("utf-8")
+}
+
+/// The bytes of such a text.
+pub fn from_base64url(text: &str) -> Vec<u8> {
+    URL_SAFE_NO_PAD.decode(text).expect("base64url")
+}
+
 /// Says loudly that a test needs a part which is not here; fails where the part is required.
 ///
 /// `ROOST_REQUIRE` is a comma list of parts; CI names all of them.

@@ -33,6 +33,10 @@ pub struct Node {
     settings: Vec<(String, String)>,
     live_key: String,
     test_key: String,
+    /// The owner's address.
+    pub email: String,
+    /// The owner's password.
+    pub password: String,
 }
 
 pub(crate) fn binary() -> PathBuf {
@@ -82,6 +86,8 @@ impl Node {
             settings,
             live_key: text(&ready["live_key"]),
             test_key: text(&ready["test_key"]),
+            email: text(&ready["email"]),
+            password: text(&ready["password"]),
         }
     }
 

@@ -159,6 +159,7 @@ impl Owner {
             };
             self.stop_stale_build(&sight);
             self.observe(&sight).await;
+            self.report_health(&sight).await?;
             self.adopt(&sight).await;
             let Plan { steps, look_again } = self.plan(&sight);
             let waits = steps.iter().all(|step| self.is_under_way(step));
@@ -199,6 +200,36 @@ impl Owner {
             }
         }
         self.seen = seen;
+    }
+
+    /// Tells when the agent's health has changed.
+    async fn report_health(&self, sight: &Sight) -> Result<(), ActorProcessingErr> {
+        if !sight.agent.is_serving() {
+            return Ok(());
+        }
+        let first = |wanted: fn(&Seen) -> bool| {
+            self.seen.values().find(|one| wanted(&one.seen)).map(|one| one.id)
+        };
+        let ready = first(|seen| matches!(seen, Seen::Ready(_)));
+        let sick = first(|seen| matches!(seen, Seen::Sick));
+        let now = match (ready, sick) {
+            (Some(_), None) => "healthy",
+            (Some(_), Some(_)) => "degraded",
+            (None, Some(_)) => "unhealthy",
+            (None, None) => return Ok(()),
+        };
+        let known = self.world.directory().read().health.get(&self.id);
+        if known.as_ref().map_or("healthy", |known| known.as_str()) == now {
+            return Ok(());
+        }
+        let reason = match sick {
+            Some(_) => "an instance does not pass its health check",
+            None => "every instance passes its health check",
+        };
+        let (now, reason) = (now.to_owned(), reason.to_owned());
+        let command = Command::ReportHealth { agent: self.id, now, reason, instance: sick };
+        self.world.report(self.claim, command).await?;
+        Ok(())
     }
 
     /// Whether a node that does not answer is given up: its instances are replaced.

@@ -37,9 +37,9 @@ use crate::{
     meter::Meter,
     ports::{
         BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Entropy, Exit, GroupView,
-        Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, PeerError, PeerRequest,
-        PeerResponse, Peers, Process, ProposeError, Replica, Runtime, Series, StartRequest,
-        Started,
+        Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, Outbound,
+        OutboundAnswer, OutboundError, OutboundRequest, PeerError, PeerRequest, PeerResponse,
+        Peers, Process, ProposeError, Replica, Runtime, Series, StartRequest, Started,
     },
     root::{Watch, lock},
     route::Routes,
@@ -555,6 +555,40 @@ pub struct FakeNode {
     pub clock: Arc<HandClock>,
     /// What was written.
     pub logs: Arc<MemoryLogs>,
+    /// Who is called.
+    pub receiver: Arc<Receiver>,
+}
+
+/// Somebody outside who answers as told, and keeps what they got.
+#[derive(Default)]
+pub struct Receiver {
+    answers: Mutex<VecDeque<Result<OutboundAnswer, OutboundError>>>,
+    got: Mutex<Vec<OutboundRequest>>,
+}
+
+impl Receiver {
+    /// Answers the next request with this status; requests beyond those told are answered 200.
+    pub fn answer(&self, status: u16, retry_after: Option<Duration>) {
+        let answer = OutboundAnswer { status, body: "told".to_owned(), retry_after };
+        lock(&self.answers).push_back(Ok(answer));
+    }
+
+    /// What came so far.
+    pub fn got(&self) -> Vec<OutboundRequest> {
+        lock(&self.got).clone()
+    }
+}
+
+impl Outbound for Receiver {
+    fn post(
+        &self,
+        request: OutboundRequest,
+    ) -> BoxFuture<'_, Result<OutboundAnswer, OutboundError>> {
+        lock(&self.got).push(request);
+        let well = OutboundAnswer { status: 200, body: String::new(), retry_after: None };
+        let answer = lock(&self.answers).pop_front().unwrap_or(Ok(well));
+        async move { answer }.boxed()
+    }
 }
 
 impl FakeNode {
@@ -565,6 +599,7 @@ impl FakeNode {
         let containers = Arc::new(Containers::default());
         let clock = Arc::new(HandClock::default());
         let logs = Arc::new(MemoryLogs::default());
+        let receiver = Arc::new(Receiver::default());
         let world = Arc::new(World {
             ports: Ports {
                 ledger: Arc::clone(&ledger) as _,
@@ -576,6 +611,7 @@ impl FakeNode {
                 entropy: Arc::new(Counter::default()),
                 peers: Arc::new(Nobody),
                 cluster: Arc::new(Nobody),
+                outbound: Arc::clone(&receiver) as _,
             },
             settings,
             node_id: NodeId(1),
@@ -588,6 +624,6 @@ impl FakeNode {
             attempts: Attempts::default(),
             limiter: Limiter::default(),
         });
-        Self { world, ledger, containers, clock, logs }
+        Self { world, ledger, containers, clock, logs, receiver }
     }
 }

@@ -152,6 +152,56 @@ pub struct GroupView {
     pub behind: BTreeMap<domain::NodeId, u64>,
 }
 
+/// A request to somebody outside.
+#[derive(Clone, Debug)]
+pub struct OutboundRequest {
+    /// Where to: `https`.
+    pub url: String,
+    /// Beside `Content-Type: application/json`.
+    pub headers: BTreeMap<&'static str, String>,
+    /// JSON.
+    pub body: String,
+}
+
+/// What somebody outside answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboundAnswer {
+    /// The status.
+    pub status: u16,
+    /// The beginning of the body, as text.
+    pub body: String,
+    /// How long the receiver asks to wait.
+    pub retry_after: Option<std::time::Duration>,
+}
+
+/// Why somebody outside did not answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OutboundError {
+    /// Its address is one that nothing is sent to.
+    #[error(
+        "the address {0} is not reachable from here: private, local and reserved addresses are refused"
+    )]
+    Forbidden(String),
+    /// Its name has no address.
+    #[error("the host name could not be resolved")]
+    Unresolved,
+    /// No connection, or it broke.
+    #[error("the connection failed: {0}")]
+    Connection(String),
+    /// It took too long.
+    #[error("there was no answer within {} s", .0.as_secs())]
+    Timeout(std::time::Duration),
+}
+
+/// Calls to others: only to public addresses, without redirects, bounded in time and size.
+pub trait Outbound: Send + Sync + 'static {
+    /// Sends a request.
+    fn post(
+        &self,
+        request: OutboundRequest,
+    ) -> BoxFuture<'_, Result<OutboundAnswer, OutboundError>>;
+}
+
 /// A new join token, shown once.
 #[derive(Clone, Debug)]
 pub struct NewToken {

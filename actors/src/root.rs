@@ -8,7 +8,7 @@ use std::{
 };
 
 use domain::{
-    AgentId, JobId,
+    AgentId, DeliveryId, JobId, WebhookId,
     event::{DirectoryEvent, ShardEvent},
     idempotency::Keyed,
     machine::Claim,
@@ -29,7 +29,9 @@ use crate::{
     job::{JobActor, JobArguments, JobMessage},
     meter::Gauges,
     ports::Observer,
+    relay::Bell,
     route::Slot,
+    webhook::{WebhookActor, WebhookArguments, WebhookMessage},
     world::World,
 };
 
@@ -103,6 +105,8 @@ struct Touched {
     /// Something is wanted of a node that was not before.
     nodes: bool,
     jobs: BTreeSet<(u16, JobId)>,
+    /// Webhooks, with the deliveries that moved.
+    hooks: BTreeMap<WebhookId, Vec<DeliveryId>>,
 }
 
 /// What changed and who waits for it: between the log and the actors.
@@ -117,6 +121,8 @@ pub struct Watch {
     /// Slots taken for jobs whose first attempt was committed with them.
     pub handover: Mutex<HashMap<JobId, Slot>>,
     root: Mutex<Option<ActorCell>>,
+    /// Rings when there is something to tell.
+    pub bell: Bell,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -134,6 +140,7 @@ impl Watch {
             builders: Semaphore::new(builders),
             handover: Mutex::default(),
             root: Mutex::default(),
+            bell: Bell::default(),
         })
     }
 
@@ -159,6 +166,11 @@ impl Watch {
         lock(&self.touched).agents.insert(id);
         self.something.notify_one();
         self.wake(Thing::Agent(id));
+    }
+
+    fn touch_hook(&self, id: WebhookId, delivery: Option<DeliveryId>) {
+        lock(&self.touched).hooks.entry(id).or_default().extend(delivery);
+        self.something.notify_one();
     }
 
     fn touch_job(&self, shard: u16, id: JobId) {
@@ -230,6 +242,11 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::SecretPut(_)
         | E::SecretGone(_)
         | E::SigningKeyPut(_)
+        | E::WebhookPut(_)
+        | E::WebhookGone(_)
+        | E::WebhookDisabled { .. }
+        | E::HealthChanged { .. }
+        | E::Told(_)
         | E::CloudPut(_)
         | E::CloudGone(_)
         | E::UploadPut(_)
@@ -240,6 +257,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
 
 impl Observer for Watch {
     fn directory(&self, events: &[DirectoryEvent]) {
+        self.bell.ring();
         for event in events {
             if let DirectoryEvent::AgentGone(id) = event {
                 self.lose_agent(*id);
@@ -250,6 +268,11 @@ impl Observer for Watch {
             }
             if let DirectoryEvent::VersionLive { agent_id, .. } = event {
                 lock(&self.touched).live.insert(*agent_id);
+            }
+            match event {
+                DirectoryEvent::WebhookPut(row) => self.touch_hook(row.id, None),
+                DirectoryEvent::WebhookGone(id) => self.touch_hook(*id, None),
+                _ => {}
             }
             if let Some(id) = agent_of(event) {
                 self.touch_agent(id);
@@ -264,7 +287,12 @@ impl Observer for Watch {
                     self.touch_job(shard, job.id);
                     self.wake(Thing::Job(job.id));
                 }
+                ShardEvent::DeliveryQueued(row)
+                | ShardEvent::DeliveryTried(row)
+                | ShardEvent::DeliveryEnded(row)
+                | ShardEvent::DeliveryAgain(row) => self.touch_hook(row.webhook, Some(row.id)),
                 ShardEvent::JobFinished(job) => {
+                    self.bell.ring();
                     self.touch_job(shard, job.id);
                     self.wake(Thing::Job(job.id));
                 }
@@ -279,6 +307,9 @@ impl Observer for Watch {
                 | ShardEvent::ThrottleGone(_)
                 | ShardEvent::UsagePut { .. }
                 | ShardEvent::Audited(_)
+                | ShardEvent::EventKept(_)
+                | ShardEvent::HookGone(_)
+                | ShardEvent::Told(_)
                 | ShardEvent::Swept(_) => {}
             }
         }
@@ -304,6 +335,8 @@ pub enum Named {
     Agent(AgentId),
     /// A job.
     Job(u16, JobId),
+    /// A webhook.
+    Webhook(WebhookId),
 }
 
 /// The root.
@@ -315,6 +348,7 @@ pub struct Children {
     agents: BTreeMap<AgentId, ActorRef<AgentMessage>>,
     jobs: BTreeMap<JobId, (AgentId, ActorRef<JobMessage>)>,
     jobs_of: HashMap<AgentId, usize>,
+    hooks: BTreeMap<WebhookId, ActorRef<WebhookMessage>>,
     names: HashMap<ActorId, Named>,
     falls: BTreeMap<Named, usize>,
     /// In whose name each actor acts.
@@ -361,6 +395,7 @@ impl Actor for Root {
             agents: BTreeMap::new(),
             jobs: BTreeMap::new(),
             jobs_of: HashMap::new(),
+            hooks: BTreeMap::new(),
             names: HashMap::new(),
             falls: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -381,6 +416,9 @@ impl Actor for Root {
             RootMessage::Again(Named::Agent(id)) => children.wake_agent(id, &myself).await,
             RootMessage::Again(Named::Job(shard, id)) => {
                 children.wake_job(shard, id, &myself).await;
+            }
+            RootMessage::Again(Named::Webhook(id)) => {
+                children.wake_hook(id, vec![], &myself).await;
             }
         }
         Ok(())
@@ -412,7 +450,7 @@ impl Actor for Root {
 
 impl Children {
     async fn look(&mut self, myself: &ActorRef<RootMessage>) {
-        let Touched { agents, reports, gone, live, nodes, jobs } = self.world.watch.take();
+        let Touched { agents, reports, gone, live, nodes, jobs, hooks } = self.world.watch.take();
         if nodes {
             self.sweep(myself).await;
         }
@@ -431,6 +469,9 @@ impl Children {
         }
         for (shard, id) in jobs {
             self.wake_job(shard, id, myself).await;
+        }
+        for (id, deliveries) in hooks {
+            self.wake_hook(id, deliveries, myself).await;
         }
         if self.backlog {
             self.refill(myself).await;
@@ -479,6 +520,12 @@ impl Children {
                         actor.stop(None);
                     }
                 }
+                Named::Webhook(id) => {
+                    if let Some(actor) = self.hooks.remove(&id) {
+                        self.names.remove(&actor.get_id());
+                        actor.stop(None);
+                    }
+                }
                 Named::Job(_, id) => {
                     if let Some((_, actor)) = self.jobs.get(&id).cloned() {
                         self.names.remove(&actor.get_id());
@@ -512,6 +559,9 @@ impl Children {
             self.wake_agent(id, myself).await;
         }
         self.refill(myself).await;
+        for id in self.hooks_with_work() {
+            self.wake_hook(id, vec![], myself).await;
+        }
         self.sweep_shards();
     }
 
@@ -617,6 +667,53 @@ impl Children {
         }
     }
 
+    /// Webhooks whose shards are led here and that have deliveries on their way, but no actor.
+    fn hooks_with_work(&self) -> Vec<WebhookId> {
+        let leading = self.world.ports.ledger.leading().borrow().clone();
+        let mut found = vec![];
+        for shard in leading.into_keys() {
+            let state = self.world.ports.ledger.shard(shard).read();
+            let mut next = state.deliveries.rows().next().map(|(key, _)| key.0);
+            while let Some(hook) = next {
+                found.push(WebhookId(hook));
+                let beyond = hook.checked_add(1).map(|next| (next, DeliveryId(0)));
+                next = beyond
+                    .and_then(|beyond| state.deliveries.rows_from(beyond).next())
+                    .map(|(key, _)| key.0);
+            }
+        }
+        found.retain(|id| !self.hooks.contains_key(id));
+        found
+    }
+
+    /// Wakes a webhook's actor, or starts it if something is on its way and this node leads its shard.
+    async fn wake_hook(
+        &mut self,
+        id: WebhookId,
+        deliveries: Vec<DeliveryId>,
+        myself: &ActorRef<RootMessage>,
+    ) {
+        if let Some(actor) = self.hooks.get(&id) {
+            let _ = actor.cast(WebhookMessage::Look(deliveries));
+            return;
+        }
+        let shard = self.world.ports.ledger.home(id.to_string().as_bytes());
+        let Some(claim) = self.world.claim(shard) else { return };
+        let has_work = self.world.ports.ledger.shard(shard).read().pending_of(id).next().is_some();
+        if !has_work {
+            return;
+        }
+        let arguments = WebhookArguments { world: Arc::clone(&self.world), id, claim };
+        match Actor::spawn_linked(None, WebhookActor, arguments, myself.get_cell()).await {
+            Ok((actor, _)) => {
+                self.names.insert(actor.get_id(), Named::Webhook(id));
+                self.claims.insert(Named::Webhook(id), claim);
+                self.hooks.insert(id, actor);
+            }
+            Err(error) => error!(webhook_id = %id, %error, "a webhook's actor did not start"),
+        }
+    }
+
     async fn wake_job(&mut self, shard: u16, id: JobId, myself: &ActorRef<RootMessage>) {
         if let Some((_, actor)) = self.jobs.get(&id) {
             let _ = actor.cast(JobMessage::Look);
@@ -677,6 +774,7 @@ impl Children {
         match name {
             Named::Agent(id) => drop(self.agents.remove(&id)),
             Named::Job(_, id) => self.forget_job(id),
+            Named::Webhook(id) => drop(self.hooks.remove(&id)),
         }
         Some(name)
     }
@@ -696,6 +794,7 @@ impl Children {
         match name {
             Named::Agent(id) => self.world.watch.touch_agent(id),
             Named::Job(shard, id) => self.world.watch.touch_job(shard, id),
+            Named::Webhook(id) => self.world.watch.touch_hook(id, None),
         }
     }
 

@@ -71,6 +71,10 @@ pub struct Settings {
     pub replacement_grace: Duration,
     /// How many calls are allowed to whom.
     pub rates: Rates,
+    /// Pauses before the retries of a webhook's delivery.
+    pub retry_waits: Vec<Duration>,
+    /// Where clients reach the service, without a slash at the end.
+    pub public_url: String,
 }
 
 impl Default for Settings {
@@ -105,6 +109,8 @@ impl Default for Settings {
             sweep_every: secs(5),
             replacement_grace: secs(10),
             rates: Rates::default(),
+            retry_waits: domain::webhook::delivery::RETRY_WAITS.to_vec(),
+            public_url: String::new(),
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::{
     limiter::Limiter,
     meter::Meter,
     ports::{
-        Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Peers, ProposeError, Replica, Runtime,
-        Series,
+        Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Replica,
+        Runtime, Series,
     },
     root::Watch,
     route::Routes,
@@ -45,6 +45,8 @@ pub struct Ports {
     pub peers: Arc<dyn Peers>,
     /// The cluster, for its operators.
     pub cluster: Arc<dyn ClusterView>,
+    /// The world outside.
+    pub outbound: Arc<dyn Outbound>,
 }
 
 /// Everything there is.

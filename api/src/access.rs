@@ -25,7 +25,7 @@ pub enum Need {
 use Need::{Any, Nobody, Operator, Somebody};
 use Scope::{
     Admin, AgentsInvoke, AgentsRead, AgentsWrite, CloudsRead, CloudsWrite, ClusterRead,
-    SecretsWrite,
+    SecretsWrite, WebhooksRead, WebhooksWrite,
 };
 
 const READ: Need = Any(&[AgentsRead]);
@@ -33,6 +33,8 @@ const WRITE: Need = Any(&[AgentsWrite]);
 const INVOKE: Need = Any(&[AgentsInvoke]);
 const JOBS: Need = Any(&[AgentsInvoke, AgentsRead]);
 const ADMIN: Need = Any(&[Admin]);
+const HOOKS_READ: Need = Any(&[WebhooksRead]);
+const HOOKS_WRITE: Need = Any(&[WebhooksWrite]);
 const SECRETS: Need = Any(&[SecretsWrite]);
 
 /// Every operation of the document, by its `operationId`.
@@ -116,6 +118,22 @@ pub const ACCESS: &[(&str, Need)] = &[
     ("putSecret", SECRETS),
     ("deleteSecret", SECRETS),
     ("listAuditLog", ADMIN),
+    ("listWebhooks", HOOKS_READ),
+    ("createWebhook", HOOKS_WRITE),
+    ("getWebhook", HOOKS_READ),
+    ("updateWebhook", HOOKS_WRITE),
+    ("deleteWebhook", HOOKS_WRITE),
+    ("enableWebhook", HOOKS_WRITE),
+    ("rotateWebhookSecret", HOOKS_WRITE),
+    ("testWebhook", HOOKS_WRITE),
+    ("recoverWebhook", HOOKS_WRITE),
+    ("listDeliveries", HOOKS_READ),
+    ("getDelivery", HOOKS_READ),
+    ("redeliver", HOOKS_WRITE),
+    ("listEvents", HOOKS_READ),
+    ("getEvent", HOOKS_READ),
+    ("redeliverEvent", HOOKS_WRITE),
+    ("listEventTypes", HOOKS_READ),
 ];
 
 /// Operations that look and change nothing although they are no `GET`: they are not audited.

@@ -32,6 +32,8 @@ pub(crate) enum Tag {
     Organizations,
     /// Values that agents are started with.
     Secrets,
+    /// Signed requests that tell of events.
+    Webhooks,
     /// Who changed what.
     Audit,
     /// The nodes that all of this runs on.
@@ -112,7 +114,12 @@ pub(crate) fn methods_of(path: &str) -> String {
 
 /// Names of the schemas that request bodies are made of.
 fn request_schemas(document: &Value) -> Vec<&'static str> {
-    const REQUESTS: [&str; 28] = [
+    const REQUESTS: [&str; 33] = [
+        "CreateWebhook",
+        "UpdateWebhook",
+        "RotateSecret",
+        "TestWebhook",
+        "RecoverRequest",
         "LoginRequest",
         "RefreshRequest",
         "PasswordRequest",

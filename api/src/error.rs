@@ -326,6 +326,15 @@ impl From<Rejection> for Problem {
             R::SecretNotFound(name) => {
                 make(S::NOT_FOUND, "SECRET_NOT_FOUND", json!({ "name": name }))
             }
+            R::WebhookNotFound(id) => {
+                make(S::NOT_FOUND, "WEBHOOK_NOT_FOUND", json!({ "webhook_id": id }))
+            }
+            R::DeliveryNotFound(id) => {
+                make(S::NOT_FOUND, "DELIVERY_NOT_FOUND", json!({ "delivery_id": id }))
+            }
+            R::EventNotFound(id) => {
+                make(S::NOT_FOUND, "EVENT_NOT_FOUND", json!({ "event_id": id }))
+            }
             R::SessionNotFound(_) => make(S::UNAUTHORIZED, "INVALID_CREDENTIALS", json!({})),
             R::OrganizationNameTaken(name) => {
                 make(S::CONFLICT, "ORGANIZATION_NAME_TAKEN", json!({ "name": name }))

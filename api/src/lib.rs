@@ -18,6 +18,7 @@ mod deployments;
 mod document;
 mod envelope;
 pub mod error;
+mod events;
 mod invoke;
 mod jobs;
 mod keys;
@@ -37,6 +38,7 @@ pub mod tokens;
 mod uploads;
 mod used;
 mod users;
+mod webhooks;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
@@ -115,6 +117,8 @@ type Apis = (
         organizations::OrganizationsApi,
         secrets::SecretsApi,
         audit::AuditApi,
+        webhooks::WebhooksApi,
+        events::EventsApi,
     ),
 );
 
@@ -137,7 +141,9 @@ fn apis(shared: Option<&Arc<Shared>>) -> OpenApiService<Apis, ()> {
             users::UsersApi(shared.clone()),
             organizations::OrganizationsApi(shared.clone()),
             secrets::SecretsApi(shared.clone()),
-            audit::AuditApi(shared),
+            audit::AuditApi(shared.clone()),
+            webhooks::WebhooksApi(shared.clone()),
+            events::EventsApi(shared),
         ),
     );
     OpenApiService::new(apis, "Roost", env!("CARGO_PKG_VERSION"))

@@ -56,6 +56,7 @@ use crate::{
         isolation::Isolation,
         local::LocalRuntime,
         logs::{Retention, SegmentLogs},
+        outbound::HttpsOutbound,
         peers::NodePeers,
         process::ProcessRuntime,
         series::SledSeries,
@@ -248,7 +249,14 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         authority: authority.clone(),
     });
     let cluster = (others, view);
-    let world = world(adapters, Arc::clone(&ledger), watch, &identity, &keys, config, cluster);
+    let outbound = HttpsOutbound::new(
+        config.outbound_allowed()?,
+        config.outbound_bundle().as_deref(),
+        Some(Arc::clone(&ledger)),
+    )?;
+    let outside = (Arc::new(outbound), base_url.as_str());
+    let ledger_of = Arc::clone(&ledger);
+    let world = world(adapters, ledger_of, watch, &identity, &keys, config, cluster, outside);
     tasks.spawn(sweep_storage(Arc::clone(&world)));
     let root = root::start(Arc::clone(&world)).await?;
     let host = NodeHost {
@@ -276,6 +284,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
     tasks.spawn(Arc::clone(&world).tend_rates());
+    tasks.spawn(Arc::clone(&world).relay());
     let settings = interface(config, &keys, base_url)?;
     let open = open_door(&world, settings, door, certificates.server_config()?, stop, stopped);
     Ok(Node {
@@ -458,6 +467,7 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
 }
 
 /// Everything that actors and calls reach for.
+#[expect(clippy::too_many_arguments, reason = "every part meets here")]
 fn world(
     adapters: Adapters,
     ledger: Arc<RaftLedger>,
@@ -466,6 +476,7 @@ fn world(
     keys: &Keys,
     config: &Config,
     (peers, cluster): (Arc<NodePeers>, Arc<NodeView>),
+    (outbound, base_url): (Arc<HttpsOutbound>, &str),
 ) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
     let world = Arc::new(World {
@@ -479,8 +490,9 @@ fn world(
             entropy: Arc::new(SystemDice),
             peers,
             cluster,
+            outbound,
         },
-        settings: config.actors(),
+        settings: actors::settings::Settings { public_url: base_url.to_owned(), ..config.actors() },
         node_id: identity.node_id,
         boot: format!("{}:{}", identity.node_id, hex(&random_bytes::<8>())),
         sealer: Sealer::new(&keys.master),

@@ -248,6 +248,20 @@ sections! {
         /// Between looks for what may go.
         sweep_every: Span = secs(600),
     }
+    /// Webhooks.
+    Webhooks {
+        /// Pauses before the retries of a delivery, 1 to 5 of them.
+        retry_delays: Vec<Span> =
+            vec![secs(60), secs(300), secs(1800), secs(7200), secs(86_400)],
+    }
+    /// Calls to others.
+    OutboundCalls {
+        /// Addresses and CIDR ranges that may be called although they are private.
+        allow_private: Vec<String> = vec![],
+        /// A file of further certificate authorities that receivers may have theirs from; none if
+        /// empty.
+        ca_bundle: String = String::new(),
+    }
     /// Git.
     Github {
         /// Where repositories are: `{base_url}/{owner}/{repository}`.
@@ -281,6 +295,10 @@ sections! {
         storage: Storage = Storage::default(),
         /// Git.
         github: Github = Github::default(),
+        /// Webhooks.
+        webhooks: Webhooks = Webhooks::default(),
+        /// Calls to others.
+        outbound: OutboundCalls = OutboundCalls::default(),
     }
 }
 
@@ -420,6 +438,10 @@ fn check(config: &Config) -> anyhow::Result<()> {
     config.rates()?;
     config.default_tier()?;
     ranges("http.trusted_proxies", &config.http.trusted_proxies)?;
+    config.outbound_allowed()?;
+    if !(1..=5).contains(&config.webhooks.retry_delays.len()) {
+        bail!("webhooks.retry_delays must have 1 to 5 times");
+    }
     if !config.auth_url.is_empty() && !config.auth_url.starts_with("https://") {
         bail!("auth_url: `{}` is not like https://login.example", config.auth_url);
     }
@@ -468,6 +490,16 @@ impl Config {
         tier.with_context(|| {
             format!("rate_limit.default_tier: `{wanted}` is not starter, pro or enterprise")
         })
+    }
+
+    /// Private addresses that may be called.
+    pub fn outbound_allowed(&self) -> anyhow::Result<Vec<IpRange>> {
+        ranges("outbound.allow_private", &self.outbound.allow_private)
+    }
+
+    /// Further authorities of receivers.
+    pub fn outbound_bundle(&self) -> Option<std::path::PathBuf> {
+        Some(self.outbound.ca_bundle.as_str()).filter(|path| !path.is_empty()).map(Into::into)
     }
 
     /// Proxies whose words are believed.
@@ -562,6 +594,8 @@ impl Config {
             sweep_every: defaults.sweep_every,
             replacement_grace: self.cluster.replacement_grace.0,
             rates: self.rates().unwrap_or_default(),
+            retry_waits: self.webhooks.retry_delays.iter().map(|span| span.0).collect(),
+            public_url: String::new(),
         }
     }
 }

@@ -7,11 +7,13 @@ pub mod engine;
 pub mod load;
 mod node;
 pub mod peers;
+mod receiver;
 pub mod source;
 
 pub use cluster::{Cluster, Member};
 pub use customer::{Answer, Customer, eventually};
 pub use node::Node;
+pub use receiver::{Got, Receiver};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 

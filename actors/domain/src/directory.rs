@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, NodeId,
-    OrgId, Rejection, Timestamp, UploadId, UserId,
+    OrgId, Rejection, Timestamp, UploadId, UserId, WebhookId,
     account::{
         self, ApiKey, ApiKeyPatch, Application, Invitation, Organization, OrganizationPatch, Role,
         SIGNING_KEYS_KEPT, Scopes, SigningKey, Tenant, Used, User, UserPatch,
@@ -21,9 +21,11 @@ use crate::{
     limits::{DEPLOYMENTS_KEPT, VERSIONS_KEPT},
     machine::{Claim, Entry, Machine},
     node::{self, JoinToken, Leader, Node, NodeFacts, NodeStatus},
+    outbox::{self, Happening, Outbox},
     secret::{self, Secret},
     table::{AnyTable, Table},
     upload::{self, Received, Upload},
+    webhook::{self, Webhook, WebhookPatch},
 };
 
 /// What may be asked of the directory.
@@ -157,6 +159,20 @@ pub enum Command {
     DeleteSecret { tenant: Tenant, cloud_id: Option<CloudId>, name: String },
     /// Access tokens are signed with another key from now on. With `only_first`, unless there is one.
     PutSigningKey { key: Box<SigningKey>, only_first: bool },
+    /// `POST /v1/webhooks`.
+    CreateWebhook(Box<Webhook>),
+    /// `PATCH /v1/webhooks/:id`, and `…/enable`.
+    UpdateWebhook { tenant: Tenant, id: WebhookId, patch: WebhookPatch, if_match: Option<u64> },
+    /// `POST /v1/webhooks/:id/rotate-secret`.
+    RotateWebhook { tenant: Tenant, id: WebhookId, sealed: Vec<u8>, hint: String, grace: Duration },
+    /// `DELETE /v1/webhooks/:id`.
+    DeleteWebhook { tenant: Tenant, id: WebhookId },
+    /// The receiver is gone, or failed for too long.
+    DisableWebhook { id: WebhookId, reason: String },
+    /// The health of an agent, as its owner sees it.
+    ReportHealth { agent: AgentId, now: String, reason: String, instance: Option<InstanceId> },
+    /// Everybody has what waited in the outbox, up to this number.
+    Told { up_to: u64 },
 }
 
 /// What the first start makes.
@@ -195,6 +211,8 @@ pub enum Reply {
     ApiKey(Box<ApiKey>),
     /// The secret as it is now.
     Secret(Box<Secret>),
+    /// The webhook as it is now.
+    Webhook(Box<Webhook>),
 }
 
 /// An agent with what is shown beside it.
@@ -250,6 +268,12 @@ pub struct Directory {
     pub secrets: Table<String, Secret>,
     /// Keys of access tokens, the newest last.
     pub signing_keys: Table<u64, SigningKey>,
+    /// Subscriptions to events.
+    pub webhooks: Table<WebhookId, Webhook>,
+    /// The health of serving agents, as it was told last.
+    pub health: Table<AgentId, String>,
+    /// What waits to be told.
+    pub outbox: Outbox,
     api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
     pub(crate) user_by_email: BTreeMap<String, UserId>,
 }
@@ -277,6 +301,9 @@ impl Default for Directory {
             applications: Table::live(20),
             secrets: Table::live(21),
             signing_keys: Table::live(22),
+            webhooks: Table::live(23),
+            health: Table::live(24),
+            outbox: Outbox::new(25),
             api_key_by_hash: BTreeMap::new(),
             user_by_email: BTreeMap::new(),
         }
@@ -491,6 +518,21 @@ impl Machine for Directory {
                 Ok(vec![])
             }
             C::PutSigningKey { key, .. } => Ok(vec![Event::SigningKeyPut(key.clone())]),
+            C::CreateWebhook(row) => webhook::create(self, row),
+            C::UpdateWebhook { tenant, id, patch, if_match } => {
+                webhook::update(self, (*tenant, *id), patch, *if_match, at)
+            }
+            C::RotateWebhook { tenant, id, sealed, hint, grace } => {
+                webhook::rotate(self, (*tenant, *id), (sealed, hint), *grace, at)
+            }
+            C::DeleteWebhook { tenant, id } => {
+                self.webhook(*tenant, *id).map(|row| vec![Event::WebhookGone(row.id)])
+            }
+            C::DisableWebhook { id, reason } => Ok(webhook::disable(self, *id, reason, at)),
+            C::ReportHealth { agent, now, reason, instance } => {
+                Ok(rollout::report_health(self, *agent, now, reason, *instance, at))
+            }
+            C::Told { up_to } => Ok(vec![Event::Told(*up_to)]),
         }
     }
 
@@ -518,6 +560,11 @@ impl Machine for Directory {
                 .put(Secret::place(row.tenant, row.cloud_id, &row.name), Secret::clone(row)),
             E::SecretGone(key) => self.secrets.remove(key),
             E::SigningKeyPut(row) => self.turn_signing_key(row),
+            E::WebhookPut(row) => self.webhooks.put(row.id, Webhook::clone(row)),
+            E::WebhookGone(id) => self.webhooks.remove(id),
+            E::WebhookDisabled { .. } => {}
+            E::HealthChanged { agent_id, now, .. } => self.health.put(*agent_id, now.clone()),
+            E::Told(up_to) => self.outbox.told(*up_to),
             E::ApiKeyPut(row) => self.put_api_key(row),
             E::CloudPut(row) => self.clouds.put(row.id, Cloud::clone(row)),
             E::CloudGone(id) => self.clouds.remove(id),
@@ -528,10 +575,14 @@ impl Machine for Directory {
             E::AgentDesired { id, desired, at } => {
                 self.touch(*id, *at, |agent| agent.desired = *desired);
             }
-            E::AgentMoved { id, to, reason, at } => self.touch(*id, *at, |agent| {
-                agent.status = *to;
-                agent.reason.clone_from(reason);
-            }),
+            E::AgentMoved { id, to, reason, at } => {
+                // Whatever comes next begins anew.
+                self.health.remove(id);
+                self.touch(*id, *at, |agent| {
+                    agent.status = *to;
+                    agent.reason.clone_from(reason);
+                });
+            }
             E::AgentDeleted { id, at } => self.hide_agent(*id, *at),
             E::AgentGone(id) => self.drop_agent(*id),
             E::DeploymentQueued(row) => self.queue_deployment(row),
@@ -584,6 +635,8 @@ impl Machine for Directory {
             C::UpdateUser { id, .. } => self.user_reply(*id),
             C::CreateApiKey(key) => self.key_reply(key.id),
             C::UpdateApiKey { id, .. } | C::RotateApiKey { id, .. } => self.key_reply(*id),
+            C::CreateWebhook(row) => self.webhook_reply(row.id),
+            C::UpdateWebhook { id, .. } | C::RotateWebhook { id, .. } => self.webhook_reply(*id),
             C::PutSecret(row) => {
                 self.secret_reply(&Secret::place(row.tenant, row.cloud_id, &row.name))
             }
@@ -602,6 +655,10 @@ impl Machine for Directory {
             | C::DeleteApplication { .. }
             | C::DeleteSecret { .. }
             | C::PutSigningKey { .. }
+            | C::DeleteWebhook { .. }
+            | C::DisableWebhook { .. }
+            | C::ReportHealth { .. }
+            | C::Told { .. }
             | C::DeleteUpload { .. }
             | C::SweepUploads { .. }
             | C::DeleteAgent { .. }
@@ -618,6 +675,14 @@ impl Machine for Directory {
             | C::RemoveInstance { .. }
             | C::Sweep => Reply::Done,
         }
+    }
+
+    fn happenings(&self, event: &Event) -> Vec<Happening> {
+        outbox::of_directory(self, event)
+    }
+
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 
     fn keys(&mut self) -> &mut Keys {
@@ -648,6 +713,10 @@ impl Machine for Directory {
             &mut self.applications,
             &mut self.secrets,
             &mut self.signing_keys,
+            &mut self.webhooks,
+            &mut self.health,
+            &mut self.outbox.rows,
+            &mut self.outbox.next,
         ]
     }
 
@@ -760,6 +829,7 @@ impl Directory {
         deployments.iter().for_each(|key| self.deployments.remove(key));
         versions.iter().for_each(|key| self.versions.remove(key));
         instances.iter().for_each(|key| self.instances.remove(key));
+        self.health.remove(&id);
         self.agents.remove(&id);
     }
 
@@ -885,6 +955,11 @@ impl Directory {
     fn key_reply(&self, id: ApiKeyId) -> Reply {
         let row = self.api_keys.get(&id);
         row.map_or(Reply::Done, |row| Reply::ApiKey(Box::new(ApiKey::clone(&row))))
+    }
+
+    fn webhook_reply(&self, id: WebhookId) -> Reply {
+        let row = self.webhooks.get(&id);
+        row.map_or(Reply::Done, |row| Reply::Webhook(Box::new(Webhook::clone(&row))))
     }
 
     fn secret_reply(&self, key: &String) -> Reply {

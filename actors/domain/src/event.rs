@@ -3,7 +3,7 @@
 
 use crate::{
     AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, JobId,
-    NodeId, SessionId, Timestamp, UserId,
+    NodeId, SessionId, Timestamp, UserId, WebhookId,
     account::{
         ApiKey, Application, Code, Invitation, Organization, Session, SigningKey, Tenant, Throttle,
         User,
@@ -17,9 +17,11 @@ use crate::{
     job::Job,
     machine::Claim,
     node::{JoinToken, Node},
+    outbox::Occurrence,
     rate::Usage,
     secret::Secret,
     upload::Upload,
+    webhook::{Webhook, delivery::Delivery},
 };
 
 /// What happened in the directory.
@@ -66,6 +68,36 @@ pub enum DirectoryEvent {
     SecretGone(String),
     /// Access tokens are signed with another key.
     SigningKeyPut(Box<SigningKey>),
+    /// A webhook is new or changed.
+    WebhookPut(Box<Webhook>),
+    /// A webhook is gone.
+    WebhookGone(WebhookId),
+    /// A webhook was disabled for its receiver's failures.
+    WebhookDisabled {
+        /// Which one.
+        id: WebhookId,
+        /// Why.
+        reason: String,
+        /// When.
+        at: Timestamp,
+    },
+    /// `agent.health_changed`.
+    HealthChanged {
+        /// Which agent.
+        agent_id: AgentId,
+        /// What it was.
+        before: String,
+        /// What it is.
+        now: String,
+        /// Why.
+        reason: String,
+        /// Whose doing, if it was one instance's.
+        instance: Option<InstanceId>,
+        /// When.
+        at: Timestamp,
+    },
+    /// Everybody has what waited in the outbox, up to this number.
+    Told(u64),
     /// A cloud is new or changed.
     CloudPut(Box<Cloud>),
     /// A cloud is gone.
@@ -228,6 +260,20 @@ pub enum ShardEvent {
         /// How much.
         usage: Usage,
     },
+    /// Something that clients are told of is in the organization's log.
+    EventKept(Box<Occurrence>),
+    /// An event is in line for a webhook.
+    DeliveryQueued(Box<Delivery>),
+    /// An attempt failed, and there will be another one.
+    DeliveryTried(Box<Delivery>),
+    /// A delivery succeeded or was given up.
+    DeliveryEnded(Box<Delivery>),
+    /// An ended or waiting delivery is tried at once.
+    DeliveryAgain(Box<Delivery>),
+    /// A webhook is gone.
+    HookGone(WebhookId),
+    /// Everybody has what waited in the outbox, up to this number.
+    Told(u64),
     /// Rows of the audit log.
     Audited(Vec<Audited>),
     /// Old keys and finished jobs are forgotten.

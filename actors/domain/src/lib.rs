@@ -24,6 +24,7 @@ pub mod job;
 pub mod limits;
 pub mod machine;
 pub mod node;
+pub mod outbox;
 pub mod rate;
 pub mod rejection;
 pub mod schedule;
@@ -32,6 +33,7 @@ pub mod shard;
 pub mod table;
 pub mod time;
 pub mod upload;
+pub mod webhook;
 
 pub use ids::{
     AgentId, ApiKeyId, ApplicationId, AuditId, CloudId, DeliveryId, DeploymentId, EventId,

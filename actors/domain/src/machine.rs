@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     Rejection, Timestamp,
     idempotency::{self, Keyed, Keys, Seen},
+    outbox::{Happening, Outbox},
     table::AnyTable,
 };
 
@@ -61,6 +62,10 @@ pub trait Machine: Default + Send + Sync + 'static {
     fn evolve(&mut self, event: &Self::Event);
     /// The reply to a command that was just carried out.
     fn reply(&self, command: &Self::Command) -> Self::Reply;
+    /// What clients are told of this, seen before it takes effect.
+    fn happenings(&self, event: &Self::Event) -> Vec<Happening>;
+    /// What waits to be told.
+    fn outbox(&mut self) -> &mut Outbox;
     /// The rows of idempotency keys.
     fn keys(&mut self) -> &mut Keys;
     /// All tables, for the writer and for snapshots.
@@ -84,7 +89,11 @@ pub fn apply<M: Machine>(
     let decided = machine.decide(entry);
     let (result, events) = match decided {
         Ok(events) => {
-            events.iter().for_each(|event| machine.evolve(event));
+            for event in &events {
+                let told = machine.happenings(event);
+                machine.evolve(event);
+                told.into_iter().for_each(|one| machine.outbox().push(one, entry.at));
+            }
             (Ok(machine.reply(&entry.command)), events)
         }
         Err(reason) => (Err(reason), vec![]),

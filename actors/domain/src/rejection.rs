@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InvitationId, JobId, NodeId, OrgId,
-    SessionId, Timestamp, UploadId, UserId,
+    AgentId, ApiKeyId, ApplicationId, CloudId, DeliveryId, DeploymentId, EventId, InvitationId,
+    JobId, NodeId, OrgId, SessionId, Timestamp, UploadId, UserId, WebhookId,
 };
 
 /// Why a command was refused. The text says what to do next.
@@ -115,6 +115,15 @@ pub enum Rejection {
     /// No such secret.
     #[error("the secret {0} does not exist; set it with PUT /v1/secrets/{0}")]
     SecretNotFound(String),
+    /// No such webhook, or not the caller's.
+    #[error("the webhook {0} does not exist")]
+    WebhookNotFound(WebhookId),
+    /// No such delivery of this webhook.
+    #[error("the delivery {0} does not exist")]
+    DeliveryNotFound(DeliveryId),
+    /// No such event.
+    #[error("the event {0} does not exist, or is older than 30 days")]
+    EventNotFound(EventId),
     /// The session is over.
     #[error("the session {0} is over; log in again")]
     SessionNotFound(SessionId),
@@ -211,6 +220,9 @@ impl Rejection {
             | Self::InvitationNotFound(_)
             | Self::ApplicationNotFound(_)
             | Self::SecretNotFound(_)
+            | Self::WebhookNotFound(_)
+            | Self::DeliveryNotFound(_)
+            | Self::EventNotFound(_)
             | Self::SessionNotFound(_)
             | Self::OrganizationNameTaken(_)
             | Self::EmailTaken

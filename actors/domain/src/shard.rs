@@ -6,15 +6,17 @@ use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AuditId, JobId, NodeId, OrgId, Rejection, SessionId, Timestamp,
+    AuditId, DeliveryId, EventId, JobId, NodeId, OrgId, Rejection, SessionId, Timestamp, WebhookId,
     account::{self, Code, Redemption, Session, Tenant, Throttle},
     audit::Audited,
     event::ShardEvent as Event,
     idempotency::{KeyHash, Keyed, Keys, SWEPT_AT_ONCE, Seen},
     job::{self, Attempt, Job, JobError, Outcome, Payload, Usage},
     machine::{Entry, Machine},
+    outbox::{self, Happening, Occurrence, Outbox},
     rate::{self, Allowance, Grant, Spent},
     table::{AnyTable, Order, Table},
+    webhook::delivery::{self, Cause, Delivery, HookState, Tried},
 };
 
 /// What may be asked of a shard.
@@ -63,6 +65,18 @@ pub enum Command {
     },
     /// What was done.
     Audit(Vec<Audited>),
+    /// What clients are told of, for the organization's log.
+    KeepEvents(Vec<Occurrence>),
+    /// Events for webhooks.
+    Enqueue { wanted: Vec<(WebhookId, Occurrence)>, cause: Cause },
+    /// Attempts that ended.
+    NoteAttempts(Vec<Tried>),
+    /// Attempts beside the schedule.
+    Redeliver { webhook: WebhookId, ids: Vec<DeliveryId>, cause: Cause },
+    /// A webhook is gone.
+    DropHook { webhook: WebhookId },
+    /// Everybody has what waited in the outbox, up to this number.
+    Told { up_to: u64 },
 }
 
 /// How a keyed synchronous call ended, for its replay.
@@ -134,6 +148,20 @@ pub struct Shard {
     pub audit: Table<(u128, AuditId), Audited>,
     /// The hash of each organization's newest row.
     pub audit_heads: Table<OrgId, [u8; 32]>,
+    /// Events of organizations: history.
+    pub events: Table<(u128, EventId), Occurrence>,
+    /// `(forgotten at, event)` → whose.
+    pub events_until: Table<(u128, EventId), OrgId>,
+    /// Deliveries on their way, by webhook.
+    pub deliveries: Table<(u128, DeliveryId), Delivery>,
+    /// Deliveries that ended: history.
+    pub delivered: Table<(u128, DeliveryId), Delivery>,
+    /// `(forgotten at, delivery)` → to whom.
+    pub delivered_until: Table<(u128, DeliveryId), WebhookId>,
+    /// What is known of webhooks beside their records.
+    pub hooks: Table<WebhookId, HookState>,
+    /// What waits to be told.
+    pub outbox: Outbox,
 }
 
 impl Default for Shard {
@@ -152,6 +180,13 @@ impl Default for Shard {
             usage: Table::live(13),
             audit: Table::history(14),
             audit_heads: Table::live(15),
+            events: Table::history(16),
+            events_until: Table::history(17),
+            deliveries: Table::live(18),
+            delivered: Table::history(19),
+            delivered_until: Table::history(20),
+            hooks: Table::live(21),
+            outbox: Outbox::new(22),
         }
     }
 }
@@ -218,9 +253,16 @@ impl Shard {
     pub fn has_expired(&self, at: Timestamp) -> bool {
         !self.keys.expired(at).is_empty()
             || !self.jobs_due(at).is_empty()
+            || !self.events_until.due(at, 1).is_empty()
+            || !self.delivered_until.due(at, 1).is_empty()
             || self.codes.rows().any(|(_, code)| code.is_forgotten(at))
             || self.sessions.rows().any(|(_, session)| session.is_over(at))
             || self.throttles.rows().any(|(_, row)| row.is_forgotten(at))
+    }
+
+    fn new_events(&self, events: &[Occurrence]) -> Vec<Event> {
+        let new = events.iter().filter(|row| !self.has_event(row.tenant.org, row.id));
+        new.map(|row| Event::EventKept(Box::new(row.clone()))).collect()
     }
 
     fn session_reply(&self, id: SessionId) -> Reply {
@@ -256,6 +298,7 @@ impl Shard {
 
     fn sweep(&mut self, at: Timestamp) {
         self.forget_credentials(at);
+        self.forget_told(at);
         let keys = self.keys.expired(at);
         self.keys.forget(&keys);
         for (_, hash) in keys {
@@ -349,6 +392,16 @@ impl Machine for Shard {
                 rate::lend(self, *tenant, *node, (*wanted, *allowance), spent.as_ref(), at)
             }
             C::Audit(rows) => Ok(vec![Event::Audited(rows.clone())]),
+            C::KeepEvents(events) => Ok(self.new_events(events)),
+            C::Enqueue { wanted, cause } => Ok(delivery::enqueue(self, wanted, *cause, at)),
+            C::NoteAttempts(tried) => {
+                Ok(tried.iter().flat_map(|tried| delivery::note(self, tried)).collect())
+            }
+            C::Redeliver { webhook, ids, cause } => {
+                delivery::repeat(self, *webhook, ids, *cause, at)
+            }
+            C::DropHook { webhook } => Ok(vec![Event::HookGone(*webhook)]),
+            C::Told { up_to } => Ok(vec![Event::Told(*up_to)]),
             C::Sweep => Ok(vec![Event::Swept(at)]),
         }
     }
@@ -379,6 +432,22 @@ impl Machine for Shard {
             Event::ThrottlePut { guess, row } => self.throttles.put(*guess, row.clone()),
             Event::ThrottleGone(guess) => self.throttles.remove(guess),
             Event::UsagePut { tenant, usage } => self.usage.put(rate::key(*tenant), usage.clone()),
+            Event::EventKept(row) => self.keep_event(row),
+            Event::DeliveryQueued(row) => self.queue_delivery(row),
+            Event::DeliveryTried(row) => {
+                self.note_attempt(row);
+                self.deliveries.put(row.key(), Delivery::clone(row));
+            }
+            Event::DeliveryEnded(row) => {
+                self.note_attempt(row);
+                self.end_delivery(row);
+            }
+            Event::DeliveryAgain(row) => {
+                self.delivered.remove(&row.key());
+                self.deliveries.put(row.key(), Delivery::clone(row));
+            }
+            Event::HookGone(webhook) => self.drop_hook(*webhook),
+            Event::Told(up_to) => self.outbox.told(*up_to),
             Event::Audited(rows) => rows.iter().for_each(|row| self.write_audit(row)),
             Event::Swept(at) => self.sweep(*at),
         }
@@ -415,8 +484,22 @@ impl Machine for Shard {
             | C::CloseSession { .. }
             | C::IssueCode(_)
             | C::Audit(_)
+            | C::KeepEvents(_)
+            | C::Enqueue { .. }
+            | C::NoteAttempts(_)
+            | C::Redeliver { .. }
+            | C::DropHook { .. }
+            | C::Told { .. }
             | C::Sweep => Reply::Done,
         }
+    }
+
+    fn happenings(&self, event: &Event) -> Vec<Happening> {
+        outbox::of_shard(event)
+    }
+
+    fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
     }
 
     fn keys(&mut self) -> &mut Keys {
@@ -440,6 +523,14 @@ impl Machine for Shard {
             &mut self.usage,
             &mut self.audit,
             &mut self.audit_heads,
+            &mut self.events,
+            &mut self.events_until,
+            &mut self.deliveries,
+            &mut self.delivered,
+            &mut self.delivered_until,
+            &mut self.hooks,
+            &mut self.outbox.rows,
+            &mut self.outbox.next,
         ]
     }
 

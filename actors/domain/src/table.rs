@@ -277,7 +277,7 @@ impl<K: Key, V: Row> Table<K, V> {
     }
 }
 
-impl<K: Key> Table<(u128, K), ()> {
+impl<K: Key, V: Row> Table<(u128, K), V> {
     /// The rows of an expiry table that are due at `at`, oldest first, at most `most`.
     pub fn due(&self, at: Timestamp, most: usize) -> BTreeSet<(u128, K)> {
         let mut due = BTreeSet::new();

@@ -9,6 +9,7 @@ mod observe;
 mod records;
 mod sessions;
 pub mod uploads;
+mod webhooks;
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use domain::{
 pub use invoke::{Finished, Invoked};
 pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
 pub use observe::{AgentFigures, MetricsRange};
-pub use records::{AuditWanted, Records, RecordsWanted};
+pub use records::{AuditWanted, DeliveriesWanted, EventsWanted, Records, RecordsWanted};
 
 use crate::{
     invocation::CallError,

@@ -4,11 +4,13 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use domain::{
-    AuditId, OrgId, SessionId, Timestamp,
-    account::{Mode, Session},
+    AuditId, DeliveryId, EventId, OrgId, SessionId, Timestamp, WebhookId,
+    account::{Mode, Session, Tenant},
     audit::Audited,
+    outbox::{Kind, Occurrence, is_selected},
     shard::Shard,
     table::Order,
+    webhook::delivery::{Delivery, HookState, Status},
 };
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +50,136 @@ pub enum RecordsWanted {
     Audit(AuditWanted),
     /// A session that goes on.
     Session(SessionId),
+    /// A page of events.
+    Events(EventsWanted),
+    /// One event.
+    Event {
+        /// Whose.
+        tenant: Tenant,
+        /// Which.
+        id: EventId,
+    },
+    /// A page of deliveries.
+    Deliveries(DeliveriesWanted),
+    /// One delivery.
+    Delivery {
+        /// To whom.
+        webhook: WebhookId,
+        /// Which.
+        id: DeliveryId,
+    },
+    /// What is known of a webhook beside its record.
+    Hook(WebhookId),
+}
+
+/// A page of an organization's events.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventsWanted {
+    /// Whose.
+    pub tenant: Tenant,
+    /// Only these types, as a webhook selects them; all if empty.
+    pub kinds: Vec<String>,
+    /// Only since this time.
+    pub since: Option<Timestamp>,
+    /// Only before this time.
+    pub until: Option<Timestamp>,
+    /// Only beyond this one.
+    pub from: Option<EventId>,
+    /// Oldest first.
+    pub ascending: bool,
+    /// How many.
+    pub limit: usize,
+}
+
+/// A page of a webhook's deliveries, newest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DeliveriesWanted {
+    /// To whom.
+    pub webhook: WebhookId,
+    /// Only with this status.
+    pub status: Option<Status>,
+    /// Only of this type.
+    pub kind: Option<Kind>,
+    /// Only of events since this time.
+    pub since: Option<Timestamp>,
+    /// Only of events before this time.
+    pub until: Option<Timestamp>,
+    /// Only older ones than this.
+    pub before: Option<DeliveryId>,
+    /// How many.
+    pub limit: usize,
+}
+
+impl EventsWanted {
+    fn takes(&self, row: &Occurrence) -> bool {
+        row.tenant == self.tenant
+            && (self.kinds.is_empty() || is_selected(&self.kinds, row.kind))
+            && self.since.is_none_or(|since| row.at >= since)
+            && self.until.is_none_or(|until| row.at < until)
+    }
+
+    fn read(&self, state: &Shard) -> Vec<Occurrence> {
+        let (mut found, mut looked_at) = (vec![], 0);
+        let org = self.tenant.org.0;
+        let end = if self.ascending { 0 } else { u128::MAX };
+        // Ids are made of the time: a walk may begin where the window does.
+        let edge = match (self.ascending, self.since, self.until) {
+            (true, Some(since), _) => EventId::new(since, 0).0,
+            (false, _, Some(until)) => EventId::new(until, 0).0,
+            _ => end,
+        };
+        let from = (org, self.from.unwrap_or(EventId(edge)));
+        state.events.walk(Some(&from), super::webhooks::order(self.ascending), |key, row| {
+            looked_at += 1;
+            let is_past = match self.ascending {
+                true => self.until.is_some_and(|until| row.at >= until),
+                false => self.since.is_some_and(|since| row.at < since),
+            };
+            if key.0 != org || is_past || looked_at > LOOKED_AT_MAX {
+                return ControlFlow::Break(());
+            }
+            if self.takes(&row) {
+                found.push(Occurrence::clone(&row));
+            }
+            if found.len() == self.limit {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        found
+    }
+}
+
+impl DeliveriesWanted {
+    fn takes(&self, row: &Delivery) -> bool {
+        self.status.is_none_or(|status| row.status == status)
+            && self.kind.is_none_or(|kind| row.event.kind == kind)
+            && self.since.is_none_or(|since| row.event.at >= since)
+            && self.until.is_none_or(|until| row.event.at < until)
+    }
+
+    fn read(&self, state: &Shard) -> Vec<Delivery> {
+        let from = (self.webhook.0, self.before.unwrap_or(DeliveryId(u128::MAX)));
+        let mut found = vec![];
+        for table in [&state.deliveries, &state.delivered] {
+            let (mut taken, mut looked_at) = (0, 0);
+            table.walk(Some(&from), Order::Descending, |key, row| {
+                looked_at += 1;
+                if key.0 != self.webhook.0 || taken == self.limit || looked_at > LOOKED_AT_MAX {
+                    return ControlFlow::Break(());
+                }
+                if self.takes(&row) {
+                    taken += 1;
+                    found.push(Delivery::clone(&row));
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        found.sort_by_key(|row| std::cmp::Reverse(row.id));
+        found.truncate(self.limit);
+        found
+    }
 }
 
 /// Records.
@@ -57,6 +189,12 @@ pub enum Records {
     Audit(Vec<Audited>),
     /// The session, if it goes on.
     Session(Option<Box<Session>>),
+    /// Events.
+    Events(Vec<Occurrence>),
+    /// Deliveries.
+    Deliveries(Vec<Delivery>),
+    /// What is known of a webhook.
+    Hook(Box<HookState>),
 }
 
 impl AuditWanted {
@@ -95,6 +233,23 @@ impl RecordsWanted {
     fn read(&self, state: &Shard, at: Timestamp) -> Records {
         match self {
             Self::Audit(wanted) => Records::Audit(wanted.read(state)),
+            Self::Events(wanted) => Records::Events(wanted.read(state)),
+            Self::Event { tenant, id } => {
+                let row = state.events.get(&(tenant.org.0, *id));
+                let row = row.filter(|row| row.tenant == *tenant);
+                Records::Events(row.iter().map(|row| Occurrence::clone(row)).collect())
+            }
+            Self::Deliveries(wanted) => Records::Deliveries(wanted.read(state)),
+            Self::Delivery { webhook, id } => {
+                let row = state.delivery(*webhook, *id);
+                Records::Deliveries(row.iter().map(|row| Delivery::clone(row)).collect())
+            }
+            Self::Hook(id) => {
+                let hook = state.hooks.get(id);
+                Records::Hook(Box::new(
+                    hook.map(|hook| HookState::clone(&hook)).unwrap_or_default(),
+                ))
+            }
             Self::Session(id) => {
                 Records::Session(state.session(*id, at).map(|row| Box::new(Session::clone(&row))))
             }

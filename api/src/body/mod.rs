@@ -11,3 +11,4 @@ pub mod job;
 pub mod log;
 pub mod metrics;
 pub mod upload;
+pub mod webhook;

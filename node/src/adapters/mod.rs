@@ -14,6 +14,7 @@ pub mod install;
 pub mod isolation;
 pub mod local;
 pub mod logs;
+pub mod outbound;
 pub mod peers;
 pub mod process;
 pub mod recipe;

@@ -15,4 +15,5 @@ mod repeat;
 mod rollout;
 mod secrets;
 mod sources;
+mod webhooks;
 mod wrong;

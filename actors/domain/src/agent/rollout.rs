@@ -224,6 +224,25 @@ pub(crate) fn report_stopped(state: &Directory, id: AgentId, at: Timestamp) -> E
     }
 }
 
+/// The health of a serving agent, if it is another one than was told last.
+pub(crate) fn report_health(
+    state: &Directory,
+    agent_id: AgentId,
+    now: &str,
+    reason: &str,
+    instance: Option<InstanceId>,
+    at: Timestamp,
+) -> Events {
+    let is_serving = state.agents.get(&agent_id).is_some_and(|agent| agent.is_serving());
+    let known = state.health.get(&agent_id).map(|known| String::clone(&known));
+    let before = known.unwrap_or_else(|| "healthy".to_owned());
+    if !is_serving || before == now {
+        return vec![];
+    }
+    let (now, reason) = (now.to_owned(), reason.to_owned());
+    vec![Event::HealthChanged { agent_id, before, now, reason, instance, at }]
+}
+
 /// A deleted agent has nothing left.
 pub(crate) fn forget(state: &Directory, id: AgentId) -> Events {
     match state.agents.get(&id) {

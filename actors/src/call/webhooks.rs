@@ -1,0 +1,236 @@
+//! Webhooks, deliveries and events, as clients ask for them.
+
+use std::sync::Arc;
+
+use domain::{
+    DeliveryId, EventId, Rejection, Timestamp, WebhookId,
+    account::Tenant,
+    outbox::Occurrence,
+    shard::Command,
+    table::Order,
+    webhook::{
+        Webhook,
+        delivery::{self, Attempt, Cause, Delivery, HookState, Status},
+    },
+};
+
+use super::{DeliveriesWanted, EventsWanted, Records, RecordsWanted, Service, ServiceError};
+
+/// Deliveries or events that one recovery takes at most.
+const RECOVERED_MAX: usize = 10_000;
+/// How many are asked for at once.
+const PAGE: usize = 500;
+
+impl Service {
+    fn hook_shard(&self, id: WebhookId) -> u16 {
+        self.world.ports.ledger.home(id.to_string().as_bytes())
+    }
+
+    async fn at_hook(&self, id: WebhookId, command: Command) -> Result<(), ServiceError> {
+        let answer = self.world.ask_shard(self.hook_shard(id), command, None, None).await?;
+        answer.result?;
+        Ok(())
+    }
+
+    /// A page of an organization's events.
+    pub async fn events(&self, wanted: EventsWanted) -> Result<Vec<Occurrence>, ServiceError> {
+        let shard = self.home_of(wanted.tenant.org);
+        match self.records(shard, RecordsWanted::Events(wanted)).await? {
+            Records::Events(events) => Ok(events),
+            _ => Err(ServiceError::Elsewhere),
+        }
+    }
+
+    /// One event.
+    pub async fn event(&self, tenant: Tenant, id: EventId) -> Result<Occurrence, ServiceError> {
+        let wanted = RecordsWanted::Event { tenant, id };
+        match self.records(self.home_of(tenant.org), wanted).await? {
+            Records::Events(events) => {
+                Ok(events.into_iter().next().ok_or(Rejection::EventNotFound(id))?)
+            }
+            _ => Err(ServiceError::Elsewhere),
+        }
+    }
+
+    /// A page of a webhook's deliveries.
+    pub async fn deliveries(
+        &self,
+        wanted: DeliveriesWanted,
+    ) -> Result<Vec<Delivery>, ServiceError> {
+        let shard = self.hook_shard(wanted.webhook);
+        match self.records(shard, RecordsWanted::Deliveries(wanted)).await? {
+            Records::Deliveries(rows) => Ok(rows),
+            _ => Err(ServiceError::Elsewhere),
+        }
+    }
+
+    /// One delivery.
+    pub async fn delivery(
+        &self,
+        webhook: WebhookId,
+        id: DeliveryId,
+    ) -> Result<Delivery, ServiceError> {
+        let wanted = RecordsWanted::Delivery { webhook, id };
+        match self.records(self.hook_shard(webhook), wanted).await? {
+            Records::Deliveries(rows) => {
+                Ok(rows.into_iter().next().ok_or(Rejection::DeliveryNotFound(id))?)
+            }
+            _ => Err(ServiceError::Elsewhere),
+        }
+    }
+
+    /// What is known of a webhook beside its record.
+    pub async fn hook_state(&self, id: WebhookId) -> Result<HookState, ServiceError> {
+        match self.records(self.hook_shard(id), RecordsWanted::Hook(id)).await? {
+            Records::Hook(hook) => Ok(*hook),
+            _ => Err(ServiceError::Elsewhere),
+        }
+    }
+
+    /// Has a delivery tried again at once.
+    pub async fn redeliver(&self, webhook: WebhookId, id: DeliveryId) -> Result<(), ServiceError> {
+        let command = Command::Redeliver { webhook, ids: vec![id], cause: Cause::Manual };
+        self.at_hook(webhook, command).await
+    }
+
+    /// Has an event sent to every webhook that listens to it, once more where it was.
+    pub async fn redeliver_event(&self, event: &Occurrence) -> Result<u64, ServiceError> {
+        let hooks: Vec<WebhookId> = {
+            let directory = self.world.directory().read();
+            let hooks = directory.webhooks.rows().filter(|(_, hook)| hook.hears(event));
+            hooks.map(|(id, _)| *id).collect()
+        };
+        for webhook in &hooks {
+            self.put_in_line(*webhook, vec![event.clone()], Cause::Manual).await?;
+        }
+        Ok(hooks.len() as u64)
+    }
+
+    /// Puts events in line; those that were in line before are tried again.
+    async fn put_in_line(
+        &self,
+        webhook: WebhookId,
+        events: Vec<Occurrence>,
+        cause: Cause,
+    ) -> Result<(), ServiceError> {
+        let mut again = vec![];
+        for event in &events {
+            let id = delivery::id_of(event, webhook);
+            match self.delivery(webhook, id).await {
+                Ok(row) if row.status != Status::Pending => again.push(id),
+                Ok(_) | Err(ServiceError::Rejected(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let wanted = events.into_iter().map(|event| (webhook, event)).collect();
+        self.at_hook(webhook, Command::Enqueue { wanted, cause }).await?;
+        if again.is_empty() {
+            return Ok(());
+        }
+        self.at_hook(webhook, Command::Redeliver { webhook, ids: again, cause }).await
+    }
+
+    /// Sends again what a webhook lacks of a time window; says how much that is. With `only_failed`
+    /// that is what failed; without it also what happened while it was off.
+    pub async fn recover(
+        &self,
+        hook: &Webhook,
+        since: Timestamp,
+        until: Timestamp,
+        only_failed: bool,
+    ) -> Result<u64, ServiceError> {
+        let mut ids = vec![];
+        for status in [Status::Failed, Status::Exhausted] {
+            let mut from = None;
+            while ids.len() < RECOVERED_MAX {
+                let page = self
+                    .deliveries(DeliveriesWanted {
+                        webhook: hook.id,
+                        status: Some(status),
+                        kind: None,
+                        since: Some(since),
+                        until: Some(until),
+                        before: from,
+                        limit: PAGE,
+                    })
+                    .await?;
+                from = page.last().map(|row| row.id);
+                let is_last = page.len() < PAGE;
+                ids.extend(page.into_iter().map(|row| row.id));
+                if is_last {
+                    break;
+                }
+            }
+        }
+        let failed = ids.len() as u64;
+        for ids in ids.chunks(PAGE) {
+            let (webhook, ids) = (hook.id, ids.to_vec());
+            self.at_hook(webhook, Command::Redeliver { webhook, ids, cause: Cause::Recover })
+                .await?;
+        }
+        if only_failed {
+            return Ok(failed);
+        }
+        Ok(failed + self.recover_unsent(hook, since, until).await?)
+    }
+
+    async fn recover_unsent(
+        &self,
+        hook: &Webhook,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> Result<u64, ServiceError> {
+        let (mut from, mut sent, mut looked_at) = (None, 0, 0);
+        while looked_at < RECOVERED_MAX {
+            let wanted = EventsWanted {
+                tenant: hook.tenant,
+                kinds: hook.events.clone(),
+                since: Some(since),
+                until: Some(until),
+                from,
+                ascending: true,
+                limit: PAGE,
+            };
+            let page = self.events(wanted).await?;
+            from = page.last().map(|event| event.id);
+            looked_at += page.len();
+            let is_last = page.len() < PAGE;
+            let mut new = vec![];
+            for event in page {
+                let known = self.delivery(hook.id, delivery::id_of(&event, hook.id)).await;
+                if matches!(known, Err(ServiceError::Rejected(_))) {
+                    new.push((hook.id, event));
+                }
+            }
+            sent += new.len() as u64;
+            self.at_hook(hook.id, Command::Enqueue { wanted: new, cause: Cause::Recover }).await?;
+            if is_last {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends an event to a webhook at once, outside of everything; gives the attempt.
+    pub async fn test_webhook(&self, hook: &Webhook, event: Occurrence) -> Attempt {
+        let row = Delivery {
+            id: delivery::id_of(&event, hook.id),
+            webhook: hook.id,
+            event,
+            sequence: 0,
+            status: Status::Pending,
+            attempts: vec![],
+            tried: 0,
+            next_at: None,
+            cause: Cause::Manual,
+            created_at: self.world.now(),
+        };
+        let world = Arc::clone(&self.world);
+        world.attempt(hook, &row).await.0
+    }
+}
+
+/// The direction of a list.
+pub(super) fn order(ascending: bool) -> Order {
+    if ascending { Order::Ascending } else { Order::Descending }
+}

@@ -1,0 +1,169 @@
+//! From the outboxes to everybody who is to hear of it: the organization's event log, and every
+//! webhook that listens.
+//!
+//! The leader of each group carries what waits there, oldest first. Each step is harmless to repeat:
+//! the log keeps an event once, a webhook has it in line once, and only then is it marked as told. So
+//! an event arrives at least once in transit and once in effect, whichever nodes die meanwhile.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use domain::{
+    OrgId, WebhookId,
+    directory::Command as DirectoryCommand,
+    machine::Claim,
+    outbox::{Occurrence, SERVICE},
+    shard::Command,
+    webhook::delivery::Cause,
+};
+use tokio::sync::Notify;
+
+use crate::{ports::ProposeError, world::World};
+
+/// Events carried at once.
+const CARRIED_AT_ONCE: usize = 256;
+/// Between looks when nothing is heard of.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After a step that failed.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// Wakes the relay.
+#[derive(Default)]
+pub struct Bell(Notify);
+
+impl Bell {
+    /// Something is in an outbox.
+    pub fn ring(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Whose outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Group {
+    Directory,
+    Shard(u16),
+}
+
+impl World {
+    /// Carries what waits in the outboxes of the groups led here, for as long as the node runs.
+    pub async fn relay(self: Arc<Self>) {
+        loop {
+            let mut more = false;
+            for (group, claim) in self.led_groups() {
+                match self.carry(group, claim).await {
+                    Ok(carried) => more |= carried == CARRIED_AT_ONCE,
+                    Err(error) => {
+                        tracing::debug!(?group, %error, "events are not told yet");
+                        tokio::time::sleep(AGAIN_AFTER).await;
+                        more = true;
+                    }
+                }
+            }
+            if !more {
+                let _ = tokio::time::timeout(LOOK_EVERY, self.watch.bell.0.notified()).await;
+            }
+        }
+    }
+
+    /// The directory's outbox goes with the first shard: whoever leads that carries it.
+    fn led_groups(&self) -> Vec<(Group, Claim)> {
+        let leading = self.ports.ledger.leading().borrow().clone();
+        let claims = leading.into_iter().map(|(shard, term)| Claim { shard, term });
+        claims
+            .flat_map(|claim| {
+                let directory = (claim.shard == 0).then_some((Group::Directory, claim));
+                directory.into_iter().chain([(Group::Shard(claim.shard), claim)])
+            })
+            .collect()
+    }
+
+    fn waiting(&self, group: Group) -> Vec<(u64, Occurrence)> {
+        let mut waiting = match group {
+            Group::Directory => self.directory().read().outbox.oldest(CARRIED_AT_ONCE),
+            Group::Shard(shard) => {
+                self.ports.ledger.shard(shard).read().outbox.oldest(CARRIED_AT_ONCE)
+            }
+        };
+        for (_, event) in &mut waiting {
+            event.data = event.data.replace(SERVICE, &self.settings.public_url);
+        }
+        waiting
+    }
+
+    /// Carries some of what waits in one outbox; says how many.
+    async fn carry(self: &Arc<Self>, group: Group, claim: Claim) -> Result<usize, ProposeError> {
+        let waiting = self.waiting(group);
+        let Some(up_to) = waiting.last().map(|(number, _)| *number) else { return Ok(0) };
+        // A webhook whose creation was acknowledged before any of these happened is seen now.
+        self.ports.ledger.refresh_directory().await?;
+        let events: Vec<Occurrence> = waiting.into_iter().map(|(_, event)| event).collect();
+        let heard = self.heard(&events);
+        self.keep_events(&events, &heard).await?;
+        self.hand_over(heard).await?;
+        match group {
+            Group::Directory => {
+                self.report(claim, DirectoryCommand::Told { up_to }).await?;
+            }
+            Group::Shard(shard) => {
+                let told = Command::Told { up_to };
+                self.ask_shard(shard, told, None, Some(claim)).await?.result?;
+            }
+        }
+        Ok(events.len())
+    }
+
+    /// Who is to hear of what.
+    fn heard(&self, events: &[Occurrence]) -> Vec<(WebhookId, Occurrence)> {
+        let directory = self.directory().read();
+        if directory.webhooks.is_empty() {
+            return vec![];
+        }
+        let mut heard = vec![];
+        for event in events {
+            let hooks = directory.webhooks.rows().filter(|(_, hook)| hook.hears(event));
+            // A webhook does not hear of its own end.
+            let hooks = hooks.filter(|(id, _)| !event.data.contains(&format!("\"{id}\"")));
+            heard.extend(hooks.map(|(id, _)| (*id, event.clone())));
+        }
+        heard
+    }
+
+    async fn keep_events(
+        self: &Arc<Self>,
+        events: &[Occurrence],
+        heard: &[(WebhookId, Occurrence)],
+    ) -> Result<(), ProposeError> {
+        let wanted: BTreeSet<_> = heard.iter().map(|(_, event)| event.id).collect();
+        let mut by_org: BTreeMap<OrgId, Vec<Occurrence>> = BTreeMap::new();
+        for event in events {
+            if event.kind.is_kept_unheard() || wanted.contains(&event.id) {
+                by_org.entry(event.tenant.org).or_default().push(event.clone());
+            }
+        }
+        for (org, events) in by_org {
+            let shard = self.ports.ledger.home(org.to_string().as_bytes());
+            self.ask_shard(shard, Command::KeepEvents(events), None, None).await?.result?;
+        }
+        Ok(())
+    }
+
+    async fn hand_over(
+        self: &Arc<Self>,
+        heard: Vec<(WebhookId, Occurrence)>,
+    ) -> Result<(), ProposeError> {
+        let mut by_shard: BTreeMap<u16, Vec<(WebhookId, Occurrence)>> = BTreeMap::new();
+        for (webhook, event) in heard {
+            let shard = self.ports.ledger.home(webhook.to_string().as_bytes());
+            by_shard.entry(shard).or_default().push((webhook, event));
+        }
+        for (shard, wanted) in by_shard {
+            let command = Command::Enqueue { wanted, cause: Cause::Schedule };
+            self.ask_shard(shard, command, None, None).await?.result?;
+        }
+        Ok(())
+    }
+}

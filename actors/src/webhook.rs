@@ -1,0 +1,462 @@
+//! One actor per webhook with something to deliver, where the webhook's home shard is led.
+//!
+//! It keeps the order in which attempts are due, has each made by a task of its own, and writes down
+//! how it ended before anything else is decided. What is due is in the log, so an owner that takes
+//! over goes on where the last one was; at most what was in flight is sent once more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use domain::{
+    AgentId, DeliveryId, Timestamp, WebhookId,
+    directory::Command as DirectoryCommand,
+    machine::Claim,
+    shard::Command,
+    webhook::{
+        Ordering, Webhook,
+        delivery::{self, Attempt, Cause, Delivery, PENDING_FOR, Tried},
+        signature,
+    },
+};
+use http::StatusCode;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::task::AbortHandle;
+
+use crate::{
+    ports::{OutboundAnswer, OutboundRequest},
+    root::{Told as Telling, detach},
+    world::World,
+};
+
+/// Attempts of one webhook at once.
+const AT_ONCE: usize = 32;
+/// Attempts that were due this long ago are spread, so that no outage ends in a burst.
+const OVERDUE: Duration = Duration::from_secs(60);
+/// Over how long.
+const SPREAD_OVER: Duration = Duration::from_secs(30);
+/// Between attempts to write down how one ended.
+const NOTE_AGAIN: Duration = Duration::from_millis(500);
+/// Retries after which a delivery holds up no others.
+const HOLDS_UP_UNTIL: usize = 2;
+
+/// What wakes a webhook.
+pub enum WebhookMessage {
+    /// These deliveries are new or changed.
+    Look(Vec<DeliveryId>),
+    /// An attempt's task has ended.
+    Ended(DeliveryId),
+    /// Something is due.
+    Due,
+}
+
+/// The actor of one webhook.
+pub struct WebhookActor;
+
+/// Which one, in whose name.
+pub struct WebhookArguments {
+    /// Everything there is.
+    pub world: Arc<World>,
+    /// Which webhook.
+    pub id: WebhookId,
+    /// The leadership of its shard.
+    pub claim: Claim,
+}
+
+/// What it remembers.
+pub struct Sender {
+    world: Arc<World>,
+    id: WebhookId,
+    claim: Claim,
+    due: BTreeSet<(Timestamp, DeliveryId)>,
+    at: HashMap<DeliveryId, Timestamp>,
+    under_way: HashMap<DeliveryId, (Option<AgentId>, AbortHandle)>,
+    alarm: Option<AbortHandle>,
+    /// When the next attempt may begin, where there is a rate.
+    next_slot: Timestamp,
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        for (_, task) in self.under_way.drain().map(|(_, task)| task) {
+            task.abort();
+        }
+        if let Some(alarm) = self.alarm.take() {
+            alarm.abort();
+        }
+    }
+}
+
+impl Actor for WebhookActor {
+    type Msg = WebhookMessage;
+    type State = Sender;
+    type Arguments = WebhookArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<WebhookMessage>,
+        WebhookArguments { world, id, claim }: WebhookArguments,
+    ) -> Result<Sender, ActorProcessingErr> {
+        let mut sender = Sender {
+            world,
+            id,
+            claim,
+            due: BTreeSet::new(),
+            at: HashMap::new(),
+            under_way: HashMap::new(),
+            alarm: None,
+            next_slot: Timestamp::default(),
+        };
+        sender.load();
+        myself.cast(WebhookMessage::Due)?;
+        Ok(sender)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<WebhookMessage>,
+        message: WebhookMessage,
+        sender: &mut Sender,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            WebhookMessage::Look(ids) => ids.into_iter().for_each(|id| sender.learn(id)),
+            WebhookMessage::Ended(id) => {
+                sender.under_way.remove(&id);
+                sender.learn(id);
+            }
+            WebhookMessage::Due => {}
+        }
+        sender.send_what_is_due(&myself);
+        Ok(())
+    }
+}
+
+impl Sender {
+    /// All that is on its way. What is long overdue is spread.
+    fn load(&mut self) {
+        let now = self.world.now();
+        let rows: Vec<(DeliveryId, Timestamp)> = {
+            let state = self.world.ports.ledger.shard(self.claim.shard).read();
+            let rows = state.pending_of(self.id);
+            rows.filter_map(|row| Some((row.id, row.next_at?))).collect()
+        };
+        let spread = u64::try_from(SPREAD_OVER.as_millis()).unwrap_or(u64::MAX);
+        let late = rows.iter().filter(|(_, at)| at.plus(OVERDUE) < now).count() as u64;
+        let mut place = 0;
+        for (id, at) in rows {
+            let at = match at.plus(OVERDUE) < now {
+                true => {
+                    place += 1;
+                    now.plus(Duration::from_millis((place * 20).min(spread * place / late)))
+                }
+                false => at,
+            };
+            self.schedule(id, at);
+        }
+    }
+
+    fn schedule(&mut self, id: DeliveryId, at: Timestamp) {
+        self.forget(id);
+        self.due.insert((at, id));
+        self.at.insert(id, at);
+    }
+
+    fn forget(&mut self, id: DeliveryId) {
+        if let Some(at) = self.at.remove(&id) {
+            self.due.remove(&(at, id));
+        }
+    }
+
+    /// Looks up one delivery.
+    fn learn(&mut self, id: DeliveryId) {
+        if self.under_way.contains_key(&id) {
+            return;
+        }
+        let row = self.row(id);
+        match row.and_then(|row| row.next_at) {
+            Some(at) => self.schedule(id, at),
+            None => self.forget(id),
+        }
+    }
+
+    fn row(&self, id: DeliveryId) -> Option<Arc<Delivery>> {
+        let state = self.world.ports.ledger.shard(self.claim.shard).read();
+        state.deliveries.get(&(self.id.0, id))
+    }
+
+    fn send_what_is_due(&mut self, myself: &ActorRef<WebhookMessage>) {
+        let hook = self.world.directory().read().webhooks.get(&self.id);
+        let Some(hook) = hook else {
+            self.give_back();
+            myself.stop(None);
+            return;
+        };
+        if !hook.active {
+            self.let_go_of_old();
+            return self.rest(myself);
+        }
+        let now = self.world.now();
+        let mut held_up: BTreeSet<AgentId> = BTreeSet::new();
+        if hook.ordering == Ordering::Agent {
+            held_up.extend(self.under_way.values().filter_map(|(agent, _)| *agent));
+        }
+        let ready: Vec<DeliveryId> =
+            self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect();
+        for id in ready {
+            if self.under_way.len() >= AT_ONCE || self.next_slot > now {
+                break;
+            }
+            let Some(row) = self.row(id) else {
+                self.forget(id);
+                continue;
+            };
+            if hook.ordering == Ordering::Agent && !self.may_go(&row, &mut held_up) {
+                continue;
+            }
+            self.forget(id);
+            self.begin(&hook, row, myself);
+        }
+        self.rest(myself);
+    }
+
+    /// With `ordering: agent` an event waits for the older ones about the same agent, until those have
+    /// been retried twice.
+    fn may_go(&self, row: &Delivery, held_up: &mut BTreeSet<AgentId>) -> bool {
+        let Some(agent) = row.event.agent else { return true };
+        if !held_up.insert(agent) {
+            return false;
+        }
+        let state = self.world.ports.ledger.shard(self.claim.shard).read();
+        let older = state.pending_of(self.id).find(|other| {
+            other.event.agent == Some(agent)
+                && other.sequence < row.sequence
+                && other.attempts.len() <= HOLDS_UP_UNTIL
+        });
+        older.is_none()
+    }
+
+    fn begin(
+        &mut self,
+        hook: &Arc<Webhook>,
+        row: Arc<Delivery>,
+        myself: &ActorRef<WebhookMessage>,
+    ) {
+        if let Some(rate) = hook.rate_limit_per_s {
+            let gap = Duration::from_millis(1000 / u64::from(rate.max(1)));
+            self.next_slot = self.next_slot.max(self.world.now()).plus(gap);
+        }
+        let (id, agent) = (row.id, row.event.agent);
+        let (world, claim, hook) = (Arc::clone(&self.world), self.claim, Arc::clone(hook));
+        let ended = Telling::when_dropped(myself.clone(), || WebhookMessage::Ended(id));
+        let task = detach(async move {
+            let _ended = ended;
+            world.deliver(claim, &hook, &row).await;
+        });
+        self.under_way.insert(id, (agent, task));
+    }
+
+    /// Sleeps until something is due; without anything to do the actor ends.
+    fn rest(&mut self, myself: &ActorRef<WebhookMessage>) {
+        if let Some(alarm) = self.alarm.take() {
+            alarm.abort();
+        }
+        let Some((at, _)) = self.due.first().copied() else {
+            if self.under_way.is_empty() {
+                myself.stop(None);
+            }
+            return;
+        };
+        let now = self.world.now();
+        let is_full = self.under_way.len() >= AT_ONCE;
+        // An ended attempt wakes us; so does the end of what holds others up.
+        let at_least = Duration::from_millis(if at <= now && !is_full { 20 } else { 0 });
+        let wait = at.max(self.next_slot).since(now).max(at_least);
+        let wait = if is_full { wait.max(Duration::from_secs(1)) } else { wait };
+        let me = myself.clone();
+        self.alarm = Some(detach(async move {
+            tokio::time::sleep(wait.min(Duration::from_secs(3600))).await;
+            let _ = me.cast(WebhookMessage::Due);
+        }));
+    }
+
+    /// The webhook is gone: so is what waits for it.
+    fn give_back(&self) {
+        let (world, claim, webhook) = (Arc::clone(&self.world), self.claim, self.id);
+        detach(async move {
+            let command = Command::DropHook { webhook };
+            let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
+        });
+    }
+
+    /// A webhook that is off keeps what waits for a week.
+    fn let_go_of_old(&mut self) {
+        let now = self.world.now();
+        let old: Vec<Arc<Delivery>> = {
+            let state = self.world.ports.ledger.shard(self.claim.shard).read();
+            let rows = state.pending_of(self.id);
+            rows.filter(|row| row.created_at.plus(PENDING_FOR) <= now).take(256).cloned().collect()
+        };
+        let later = now.plus(Duration::from_secs(3600));
+        let ids: Vec<DeliveryId> = self.at.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.schedule(id, later));
+        if old.is_empty() {
+            return;
+        }
+        let (world, claim) = (Arc::clone(&self.world), self.claim);
+        let node_id = world.node_id;
+        detach(async move {
+            let tried = old.iter().map(|row| Tried {
+                webhook: row.webhook,
+                id: row.id,
+                attempt: Attempt {
+                    at: now,
+                    status_code: None,
+                    duration_ms: 0,
+                    error: Some("the webhook was off for seven days".to_owned()),
+                    answer: String::new(),
+                    node_id,
+                    cause: Cause::Manual,
+                },
+                next_at: None,
+                is_gone: false,
+            });
+            let command = Command::NoteAttempts(tried.collect());
+            let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
+        });
+    }
+}
+
+impl World {
+    /// One attempt, from the request to the line in the log.
+    async fn deliver(self: &Arc<Self>, claim: Claim, hook: &Webhook, row: &Delivery) {
+        let (attempt, answer) = self.attempt(hook, row).await;
+        let is_gone = answer.as_ref().is_some_and(|answer| answer.status == 410);
+        let tried = row.tried + u32::from(attempt.cause == Cause::Schedule);
+        let retry_after = answer.and_then(|answer| answer.retry_after);
+        let chance = (self.ports.entropy.dice() % 1000) as u64;
+        let waits = &self.settings.retry_waits;
+        let next_at = match attempt.cause {
+            Cause::Schedule => {
+                delivery::next_attempt(tried, waits, chance, retry_after, attempt.at)
+            }
+            // By hand once more: whatever was to come of the schedule still comes.
+            Cause::Manual | Cause::Recover => {
+                delivery::next_attempt(tried.max(1), waits, chance, retry_after, attempt.at)
+            }
+        };
+        let is_over = !attempt.is_success() && (next_at.is_none() || is_gone);
+        let tried = Tried { webhook: hook.id, id: row.id, attempt, next_at, is_gone };
+        self.note_attempt(claim, tried).await;
+        if is_over {
+            self.judge_receiver(claim, hook.id, is_gone).await;
+        }
+    }
+
+    async fn note_attempt(self: &Arc<Self>, claim: Claim, tried: Tried) {
+        loop {
+            let command = Command::NoteAttempts(vec![tried.clone()]);
+            match self.ask_shard(claim.shard, command, None, Some(claim)).await {
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(webhook_id = %tried.webhook, %error, "an attempt is not written down yet");
+                    tokio::time::sleep(NOTE_AGAIN).await;
+                    if !self.is_current(claim) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A receiver that wants nothing any more, or has failed for days, gets nothing any more.
+    async fn judge_receiver(self: &Arc<Self>, claim: Claim, id: WebhookId, is_gone: bool) {
+        let is_lost = {
+            let state = self.ports.ledger.shard(claim.shard).read();
+            state.hooks.get(&id).is_some_and(|hook| hook.is_lost(self.now()))
+        };
+        let reason = match (is_gone, is_lost) {
+            (true, _) => "the receiver answered 410 Gone",
+            (false, true) => "every delivery has failed for five days",
+            (false, false) => return,
+        };
+        let command = DirectoryCommand::DisableWebhook { id, reason: reason.to_owned() };
+        if let Err(error) = self.report(claim, command).await {
+            tracing::warn!(webhook_id = %id, %error, "a webhook could not be disabled");
+        }
+    }
+
+    /// Sends a delivery once.
+    pub async fn attempt(
+        &self,
+        hook: &Webhook,
+        row: &Delivery,
+    ) -> (Attempt, Option<OutboundAnswer>) {
+        let at = self.now();
+        let began = tokio::time::Instant::now();
+        let result = match self.signed(hook, row, at) {
+            Ok(request) => {
+                self.ports.outbound.post(request).await.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error),
+        };
+        let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (answer, error) = match result {
+            Ok(answer) => (Some(answer), None),
+            Err(error) => (None, Some(error)),
+        };
+        let attempt = Attempt {
+            at,
+            status_code: answer.as_ref().map(|answer| answer.status),
+            duration_ms,
+            error: error.or_else(|| {
+                let status = StatusCode::from_u16(answer.as_ref()?.status).ok()?;
+                status.is_redirection().then(|| "redirects are not followed".to_owned())
+            }),
+            answer: answer.as_ref().map(|answer| answer.body.clone()).unwrap_or_default(),
+            node_id: self.node_id,
+            cause: row.cause,
+        };
+        (attempt, answer)
+    }
+
+    /// A request with signatures of this moment: a receiver refuses old ones.
+    fn signed(
+        &self,
+        hook: &Webhook,
+        row: &Delivery,
+        at: Timestamp,
+    ) -> Result<OutboundRequest, String> {
+        let place = sealed_place(hook.id);
+        let open =
+            |sealed: &[u8]| self.sealer.open(sealed, &place).map_err(|error| error.to_string());
+        let secret = open(&hook.sealed)?;
+        let (seconds, body) = (at.millis() / 1000, row.body());
+        let id = row.event.id.to_string();
+        let bytes = body.as_bytes();
+        let mut standard = signature::standard(&secret, &id, seconds, bytes);
+        let mut headers = BTreeMap::from([
+            ("x-service-signature", signature::service(&secret, seconds, bytes)),
+            ("x-service-timestamp", seconds.to_string()),
+        ]);
+        if let Some((sealed, _)) = hook.previous.as_ref().filter(|(_, until)| at < *until) {
+            let previous = open(sealed)?;
+            headers.insert(
+                "x-service-signature-previous",
+                signature::service(&previous, seconds, bytes),
+            );
+            standard.push(' ');
+            standard.push_str(&signature::standard(&previous, &id, seconds, bytes));
+        }
+        headers.insert("webhook-signature", standard);
+        headers.insert("webhook-timestamp", seconds.to_string());
+        headers.insert("webhook-id", id);
+        Ok(OutboundRequest { url: hook.url.clone(), headers, body })
+    }
+}
+
+/// Where a webhook's secret is sealed for.
+pub fn sealed_place(id: WebhookId) -> String {
+    format!("{id}/secret")
+}

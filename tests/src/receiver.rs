@@ -1,0 +1,245 @@
+//! Somebody who receives webhooks over HTTPS, behaves as the path says, and keeps what came.
+//!
+//! `/ok` answers 200, `/fail/N` fails the first N attempts of each event, `/gone` answers 410, `/hang`
+//! never answers, `/redirect` sends elsewhere, `/reset` closes the connection half-way.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{
+    ServerConfig,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+};
+use serde_json::Value;
+use sha2::Sha256;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::eventually;
+
+/// One request that came.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// Where to.
+    pub path: String,
+    /// The headers, by their names in lower case.
+    pub headers: HashMap<String, String>,
+    /// The body as it came.
+    pub raw: String,
+    /// The body.
+    pub body: Value,
+}
+
+impl Got {
+    /// The type of the event.
+    pub fn kind(&self) -> &str {
+        self.body["type"].as_str().unwrap_or_default()
+    }
+
+    /// The id of the event.
+    pub fn id(&self) -> &str {
+        self.body["id"].as_str().unwrap_or_default()
+    }
+
+    /// A header.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+
+    /// The specification's signature, as a receiver would make it.
+    pub fn signature(&self, secret: &str) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("a key");
+        mac.update(self.header("x-service-timestamp").as_bytes());
+        mac.update(b".");
+        mac.update(self.raw.as_bytes());
+        let digest = mac.finalize().into_bytes();
+        format!("sha256={}", digest.iter().map(|b| format!("{b:02x}")).collect::<String>())
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    got: Mutex<Vec<Got>>,
+    attempts: Mutex<HashMap<String, usize>>,
+    connections: AtomicUsize,
+}
+
+/// The receiver; it ends with its value.
+pub struct Receiver {
+    address: SocketAddr,
+    seen: Arc<Seen>,
+    folder: TempDir,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Receiver {
+    /// Listens on this machine, with a certificate of an authority of its own.
+    pub async fn start() -> Self {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let folder = tempfile::tempdir().expect("a folder");
+        let acceptor = certified(&folder);
+        let seen = Arc::new(Seen::default());
+        let own = Arc::clone(&seen);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                own.connections.fetch_add(1, Relaxed);
+                tokio::spawn(serve(acceptor.clone(), stream, Arc::clone(&own)));
+            }
+        });
+        Self { address, seen, folder, task }
+    }
+
+    /// An address of it.
+    pub fn url(&self, path: &str) -> String {
+        format!("https://localhost:{}{path}", self.address.port())
+    }
+
+    /// The file of its authority.
+    pub fn authority(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// The settings of a node that may call it, with these pauses before retries.
+    pub fn settings(&self, delays: &str) -> Vec<(String, String)> {
+        let pairs = [
+            ("ROOST_OUTBOUND__ALLOW_PRIVATE", "[\"127.0.0.0/8\", \"::1\"]".to_owned()),
+            ("ROOST_OUTBOUND__CA_BUNDLE", self.authority().display().to_string()),
+            ("ROOST_WEBHOOKS__RETRY_DELAYS", delays.to_owned()),
+        ];
+        pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+    }
+
+    /// What came so far.
+    pub fn got(&self) -> Vec<Got> {
+        lock(&self.seen.got).clone()
+    }
+
+    /// How many connections were made.
+    pub fn connections(&self) -> usize {
+        self.seen.connections.load(Relaxed)
+    }
+
+    /// What came to a path, once there are so many.
+    pub async fn wait_for(&self, path: &str, count: usize) -> Vec<Got> {
+        let what = format!("{count} deliveries to {path}");
+        eventually(&what, Duration::from_secs(30), async || {
+            let got: Vec<_> = self.got().into_iter().filter(|got| got.path == path).collect();
+            match got.len() >= count {
+                true => Ok(got),
+                false => {
+                    let kinds: Vec<_> = got.iter().map(|got| got.kind().to_owned()).collect();
+                    Err(format!("{kinds:?}"))
+                }
+            }
+        })
+        .await
+    }
+}
+
+fn certified(folder: &TempDir) -> TlsAcceptor {
+    let (ca_key, key) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
+    let mut ca = CertificateParams::new(vec![]).expect("parameters");
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = ca.self_signed(&ca_key).expect("an authority");
+    std::fs::write(folder.path().join("ca.pem"), authority.pem()).expect("it is written");
+    let issuer = Issuer::from_params(&ca, &ca_key);
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let own = CertificateParams::new(names).expect("names").signed_by(&key, &issuer);
+    let own = own.expect("a certificate");
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.der().clone()], private)
+        .expect("a server's settings");
+    TlsAcceptor::from(Arc::new(config))
+}
+
+type Stream = tokio_rustls::server::TlsStream<TcpStream>;
+
+async fn serve(acceptor: TlsAcceptor, stream: TcpStream, seen: Arc<Seen>) {
+    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+    while let Some(got) = read(&mut stream).await {
+        let attempt = {
+            let mut attempts = lock(&seen.attempts);
+            let count = attempts.entry(format!("{} {}", got.path, got.id())).or_default();
+            *count += 1;
+            *count
+        };
+        let path = got.path.clone();
+        lock(&seen.got).push(got);
+        let status = match path.as_str() {
+            "/gone" => "410 Gone",
+            "/redirect" => "302 Found\r\nlocation: /ok",
+            "/hang" => return tokio::time::sleep(Duration::from_secs(60)).await,
+            "/reset" => {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await;
+                return;
+            }
+            path => match path.strip_prefix("/fail/").and_then(|n| n.parse::<usize>().ok()) {
+                Some(failures) if attempt <= failures => "500 Internal Server Error",
+                _ => "200 OK",
+            },
+        };
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 4\r\n\r\nsure");
+        if stream.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A request with a `Content-Length`, which ours have.
+async fn read(stream: &mut Stream) -> Option<Got> {
+    let mut bytes = vec![];
+    let head = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        let mut part = [0; 4096];
+        match stream.read(&mut part).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+        }
+    };
+    let text = String::from_utf8_lossy(&bytes[..head]).into_owned();
+    let mut lines = text.lines();
+    let path = lines.next()?.split(' ').nth(1)?.to_owned();
+    let headers: HashMap<String, String> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+        .collect();
+    let length: usize = headers.get("content-length")?.parse().ok()?;
+    let mut body = bytes.split_off(head + 4);
+    while body.len() < length {
+        let mut part = [0; 4096];
+        match stream.read(&mut part).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => body.extend_from_slice(&part[..count]),
+        }
+    }
+    let raw = String::from_utf8(body).ok()?;
+    let body = serde_json::from_str(&raw).unwrap_or_default();
+    Some(Got { path, headers, raw, body })
+}

@@ -269,10 +269,11 @@ impl Observer for Watch {
             if let DirectoryEvent::VersionLive { agent_id, .. } = event {
                 lock(&self.touched).live.insert(*agent_id);
             }
-            match event {
-                DirectoryEvent::WebhookPut(row) => self.touch_hook(row.id, None),
-                DirectoryEvent::WebhookGone(id) => self.touch_hook(*id, None),
-                _ => {}
+            if let DirectoryEvent::WebhookPut(row) = event {
+                self.touch_hook(row.id, None);
+            }
+            if let DirectoryEvent::WebhookGone(id) = event {
+                self.touch_hook(*id, None);
             }
             if let Some(id) = agent_of(event) {
                 self.touch_agent(id);

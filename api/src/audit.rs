@@ -33,11 +33,13 @@ const ROWS_AT_ONCE: usize = 256;
 const TARGET_CHARS_MAX: usize = 256;
 
 type Written = (Audited, oneshot::Sender<bool>);
+/// Refused calls by organization, address and second.
+type Refused = Mutex<BTreeMap<(OrgId, String, u64), Audited>>;
 
 /// Writes rows: those that come at once go into the log at once.
 pub(crate) struct Journal {
     rows: mpsc::Sender<Written>,
-    refused: Arc<Mutex<BTreeMap<(OrgId, String, u64), Audited>>>,
+    refused: Arc<Refused>,
 }
 
 impl Journal {
@@ -45,7 +47,7 @@ impl Journal {
     pub(crate) fn new(service: Service) -> Self {
         let (rows, waiting) = mpsc::channel(WAITING_MAX);
         actors::root::detach(write(service.clone(), waiting));
-        let refused = Arc::new(Mutex::new(BTreeMap::new()));
+        let refused = Arc::new(Refused::default());
         actors::root::detach(sum_up(service, Arc::downgrade(&refused)));
         Self { rows, refused }
     }
@@ -84,10 +86,7 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
 }
 
 /// Writes down once a second what was refused.
-async fn sum_up(
-    service: Service,
-    refused: std::sync::Weak<Mutex<BTreeMap<(OrgId, String, u64), Audited>>>,
-) {
+async fn sum_up(service: Service, refused: std::sync::Weak<Refused>) {
     loop {
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let Some(refused) = refused.upgrade() else { return };

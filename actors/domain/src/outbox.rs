@@ -315,7 +315,42 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
             })
             .into_iter()
             .collect(),
-        _ => vec![],
+        E::ShardTaken(_)
+        | E::ShardLed { .. }
+        | E::NodePut(_)
+        | E::JoinTokenPut(_)
+        | E::JoinTokenGone(_)
+        | E::GossipKeyTurned(_)
+        | E::OrganizationPut(_)
+        | E::UserPut(_)
+        | E::UserGone(_)
+        | E::InvitationPut(_)
+        | E::InvitationGone(_)
+        | E::ApiKeyPut(_)
+        | E::ApiKeyGone(_)
+        | E::ApplicationPut(_)
+        | E::ApplicationGone(_)
+        | E::SecretPut(_)
+        | E::SecretGone(_)
+        | E::SigningKeyPut(_)
+        | E::WebhookPut(_)
+        | E::WebhookGone(_)
+        | E::Told(_)
+        | E::CloudPut(_)
+        | E::CloudGone(_)
+        | E::UploadPut(_)
+        | E::UploadGone(_)
+        | E::AgentDesired { .. }
+        | E::AgentGone(_)
+        | E::DeploymentQueued(_)
+        | E::DeploymentWaits(_)
+        | E::DeploymentMoved { .. }
+        | E::ImageBuilt { .. }
+        | E::DeploymentUnblocked { .. }
+        | E::InstancePlaced(_)
+        | E::InstanceMoved { .. }
+        | E::InstanceGone { .. }
+        | E::KeysForgotten(_) => vec![],
     }
 }
 
@@ -347,7 +382,27 @@ fn of_job(job: &Job) -> Option<Happening> {
 pub(crate) fn of_shard(event: &ShardEvent) -> Vec<Happening> {
     match event {
         ShardEvent::JobFinished(job) => of_job(job).into_iter().collect(),
-        _ => vec![],
+        ShardEvent::JobAccepted(_)
+        | ShardEvent::JobMoved(_)
+        | ShardEvent::JobGone(_)
+        | ShardEvent::CallBegun { .. }
+        | ShardEvent::CallEnded { .. }
+        | ShardEvent::CallWithdrawn(_)
+        | ShardEvent::SessionPut(_)
+        | ShardEvent::SessionGone(_)
+        | ShardEvent::CodePut(_)
+        | ShardEvent::ThrottlePut { .. }
+        | ShardEvent::ThrottleGone(_)
+        | ShardEvent::UsagePut { .. }
+        | ShardEvent::EventKept(_)
+        | ShardEvent::DeliveryQueued(_)
+        | ShardEvent::DeliveryTried(_)
+        | ShardEvent::DeliveryEnded(_)
+        | ShardEvent::DeliveryAgain(_)
+        | ShardEvent::HookGone(_)
+        | ShardEvent::Told(_)
+        | ShardEvent::Audited(_)
+        | ShardEvent::Swept(_) => vec![],
     }
 }
 

@@ -98,10 +98,10 @@ pub fn references(value: &str) -> BTreeSet<&str> {
 }
 
 /// A value with its references replaced, or the name of the first that is not known.
-pub fn resolve<'v>(
-    value: &'v str,
+pub fn resolve(
+    value: &str,
     mut secret: impl FnMut(&str) -> Option<String>,
-) -> Result<String, &'v str> {
+) -> Result<String, &str> {
     let mut whole = String::with_capacity(value.len());
     for piece in pieces(value) {
         match piece {

@@ -268,10 +268,9 @@ impl Service {
             return self.records_here(shard, wanted).await;
         }
         let ask = Ask::Records { shard, wanted };
-        match self.ask_owner(shard, ask, ask::ANSWER_WITHIN).await? {
-            Told::Records(records) => Ok(records),
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let told = self.ask_owner(shard, ask, ask::ANSWER_WITHIN).await?;
+        let Told::Records(records) = told else { return Err(ServiceError::Elsewhere) };
+        Ok(records)
     }
 
     /// Records of a shard that this node has.

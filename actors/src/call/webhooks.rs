@@ -35,21 +35,17 @@ impl Service {
     /// A page of an organization's events.
     pub async fn events(&self, wanted: EventsWanted) -> Result<Vec<Occurrence>, ServiceError> {
         let shard = self.home_of(wanted.tenant.org);
-        match self.records(shard, RecordsWanted::Events(wanted)).await? {
-            Records::Events(events) => Ok(events),
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let found = self.records(shard, RecordsWanted::Events(wanted)).await?;
+        let Records::Events(events) = found else { return Err(ServiceError::Elsewhere) };
+        Ok(events)
     }
 
     /// One event.
     pub async fn event(&self, tenant: Tenant, id: EventId) -> Result<Occurrence, ServiceError> {
         let wanted = RecordsWanted::Event { tenant, id };
-        match self.records(self.home_of(tenant.org), wanted).await? {
-            Records::Events(events) => {
-                Ok(events.into_iter().next().ok_or(Rejection::EventNotFound(id))?)
-            }
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let found = self.records(self.home_of(tenant.org), wanted).await?;
+        let Records::Events(events) = found else { return Err(ServiceError::Elsewhere) };
+        Ok(events.into_iter().next().ok_or(Rejection::EventNotFound(id))?)
     }
 
     /// A page of a webhook's deliveries.
@@ -58,10 +54,9 @@ impl Service {
         wanted: DeliveriesWanted,
     ) -> Result<Vec<Delivery>, ServiceError> {
         let shard = self.hook_shard(wanted.webhook);
-        match self.records(shard, RecordsWanted::Deliveries(wanted)).await? {
-            Records::Deliveries(rows) => Ok(rows),
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let found = self.records(shard, RecordsWanted::Deliveries(wanted)).await?;
+        let Records::Deliveries(rows) = found else { return Err(ServiceError::Elsewhere) };
+        Ok(rows)
     }
 
     /// One delivery.
@@ -71,20 +66,16 @@ impl Service {
         id: DeliveryId,
     ) -> Result<Delivery, ServiceError> {
         let wanted = RecordsWanted::Delivery { webhook, id };
-        match self.records(self.hook_shard(webhook), wanted).await? {
-            Records::Deliveries(rows) => {
-                Ok(rows.into_iter().next().ok_or(Rejection::DeliveryNotFound(id))?)
-            }
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let found = self.records(self.hook_shard(webhook), wanted).await?;
+        let Records::Deliveries(rows) = found else { return Err(ServiceError::Elsewhere) };
+        Ok(rows.into_iter().next().ok_or(Rejection::DeliveryNotFound(id))?)
     }
 
     /// What is known of a webhook beside its record.
     pub async fn hook_state(&self, id: WebhookId) -> Result<HookState, ServiceError> {
-        match self.records(self.hook_shard(id), RecordsWanted::Hook(id)).await? {
-            Records::Hook(hook) => Ok(*hook),
-            _ => Err(ServiceError::Elsewhere),
-        }
+        let found = self.records(self.hook_shard(id), RecordsWanted::Hook(id)).await?;
+        let Records::Hook(hook) = found else { return Err(ServiceError::Elsewhere) };
+        Ok(*hook)
     }
 
     /// Has a delivery tried again at once.

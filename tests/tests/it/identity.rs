@@ -394,8 +394,7 @@ async fn every_operation_heeds_its_scope() {
                             || has.strip_suffix('*').is_some_and(|noun| need.starts_with(noun))
                     })
                 };
-                let allowed =
-                    is_open || needed.is_empty() || needed.iter().any(|need| covers(&need));
+                let allowed = is_open || needed.is_empty() || needed.iter().any(covers);
                 let refused = answer.code() == "INSUFFICIENT_SCOPE";
                 assert_eq!(refused, !allowed, "{method} {path} with {has:?}: {:#}", answer.body);
                 cells += 1;

@@ -30,6 +30,8 @@ const RENEWED_AFTER: Duration = Duration::from_millis(1000);
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Between questions while other nodes hold the last calls.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a question is repeated while the shard has no leader.
+const ASKED_FOR: Duration = Duration::from_secs(5);
 /// Addresses remembered at most; the quietest go first.
 const ADDRESSES_MAX: usize = 10_000;
 const MINUTE: u64 = 60;
@@ -342,8 +344,16 @@ impl World {
         let node = self.node_id;
         let wanted = if waiting > 0 { wanted } else { 0 };
         let command = Command::LendCalls { tenant, node, wanted, allowance, spent };
-        let answer = self.ask_shard(shard, command, None, None).await.ok()?.result.ok()?;
-        let Reply::Grant(grant) = answer else { return None };
+        let until = self.now().plus(ASKED_FOR);
+        // Asking twice is harmless: the first batch then counts as spent.
+        let reply = loop {
+            match self.ask_shard(shard, command.clone(), None, None).await {
+                Ok(answer) => break answer.result.ok()?,
+                Err(_) if self.now() < until => tokio::time::sleep(ASK_AGAIN).await,
+                Err(_) => return None,
+            }
+        };
+        let Reply::Grant(grant) = reply else { return None };
         lock(&account.held).take(Grant::clone(&grant), self.now());
         Some(*grant)
     }

@@ -21,7 +21,6 @@ use domain::{
         signature,
     },
 };
-use http::StatusCode;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 
@@ -411,8 +410,8 @@ impl World {
             status_code: answer.as_ref().map(|answer| answer.status),
             duration_ms,
             error: error.or_else(|| {
-                let status = StatusCode::from_u16(answer.as_ref()?.status).ok()?;
-                status.is_redirection().then(|| "redirects are not followed".to_owned())
+                let is_redirect = (300..400).contains(&answer.as_ref()?.status);
+                is_redirect.then(|| "redirects are not followed".to_owned())
             }),
             answer: answer.as_ref().map(|answer| answer.body.clone()).unwrap_or_default(),
             node_id: self.node_id,

@@ -511,3 +511,157 @@ async fn an_instance_that_is_no_longer_there_to_be_adopted_is_no_crash() {
     stage.until("it is made anew", |stage| stage.node.containers.starts() == 2).await;
     stage.is(Status::Running).await;
 }
+
+mod webhooks {
+    //! The whole schedule of a delivery, with the owner falling between any two attempts.
+
+    use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+    use actors::{fakes::FakeNode, settings::Settings, webhook::sealed_place};
+    use domain::{
+        EventId, OrgId, WebhookId,
+        account::{Mode, Tenant},
+        directory::Command,
+        outbox::{Kind, Occurrence},
+        shard,
+        webhook::{
+            Ordering, Webhook,
+            delivery::{Cause, Delivery, RETRY_WAITS, Status, id_of},
+            signature,
+        },
+    };
+
+    const TENANT: Tenant = Tenant { org: OrgId(1), mode: Mode::Live };
+    const HOOK: WebhookId = WebhookId(7);
+    const SECRET: &str = "a secret of eight words or so";
+
+    fn webhook(node: &FakeNode) -> Webhook {
+        let world = &node.world;
+        let now = world.now();
+        Webhook {
+            id: HOOK,
+            tenant: TENANT,
+            url: "https://receiver.example/hook".to_owned(),
+            events: vec!["*".to_owned()],
+            active: true,
+            description: String::new(),
+            sealed: world.sealer.seal(SECRET, &sealed_place(HOOK), &*world.ports.entropy),
+            secret_hint: "o so".to_owned(),
+            previous: None,
+            ordering: Ordering::None,
+            rate_limit_per_s: None,
+            metadata: BTreeMap::new(),
+            disabled_at: None,
+            disabled_reason: None,
+            created_at: now,
+            updated_at: now,
+            revision: 1,
+        }
+    }
+
+    async fn begin(node: &FakeNode) -> Occurrence {
+        let hook = Box::new(webhook(node));
+        node.world.ask(Command::CreateWebhook(hook), None).await.expect("agreed");
+        let event = Occurrence {
+            id: EventId::new(node.world.now(), 5),
+            tenant: TENANT,
+            kind: Kind::AgentDeployed,
+            at: node.world.now(),
+            data: "{\"agent_id\":\"agent_1\"}".to_owned(),
+            agent: None,
+        };
+        let command =
+            shard::Command::Enqueue { wanted: vec![(HOOK, event.clone())], cause: Cause::Schedule };
+        let home = node.world.ports.ledger.home(HOOK.to_string().as_bytes());
+        node.world.ask_shard(home, command, None, None).await.expect("agreed");
+        event
+    }
+
+    fn row(node: &FakeNode, event: &Occurrence) -> Arc<Delivery> {
+        let home = node.world.ports.ledger.home(HOOK.to_string().as_bytes());
+        let state = node.world.ports.ledger.shard(home).read();
+        state.delivery(HOOK, id_of(event, HOOK)).expect("it is known")
+    }
+
+    async fn attempts(node: &FakeNode, event: &Occurrence, count: usize) -> Arc<Delivery> {
+        for _ in 0..400 {
+            let row = row(node, event);
+            if row.attempts.len() >= count {
+                return row;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{count} attempts were not made: {:#?}", row(node, event));
+    }
+
+    #[tokio::test]
+    async fn the_whole_schedule_goes_on_under_a_new_owner_each_time() {
+        let node = FakeNode::new(Settings {
+            sweep_every: Duration::from_millis(20),
+            ..Settings::default()
+        });
+        (0..6).for_each(|_| node.receiver.answer(503, None));
+        let event = begin(&node).await;
+        let mut root = actors::root::start(Arc::clone(&node.world)).await.expect("it starts");
+        let mut due = vec![];
+        for (number, wait) in RETRY_WAITS.iter().enumerate() {
+            let row = attempts(&node, &event, number + 1).await;
+            assert_eq!(row.attempts.len(), number + 1, "no attempt before it is due");
+            let at = row.attempts[number].at;
+            let next = row.next_at.expect("there is a next time");
+            let late = next.since(at.plus(*wait));
+            assert!(late <= *wait / 10, "{wait:?} and at most a tenth, not {late:?} more");
+            due.push(next);
+            // The owner falls; another one takes over a while before the attempt is due.
+            root.stop_and_wait(None, None).await.expect("it ends");
+            node.clock.wind(wait.saturating_sub(Duration::from_secs(2)));
+            root = actors::root::start(Arc::clone(&node.world)).await.expect("it starts");
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            assert_eq!(node.receiver.got().len(), number + 1, "nothing is sent early");
+            node.clock.wind(next.since(node.world.now()));
+            node.world.watch.touch_agent(domain::AgentId(1));
+            root.stop_and_wait(None, None).await.expect("it ends");
+            root = actors::root::start(Arc::clone(&node.world)).await.expect("it starts");
+        }
+        let last = attempts(&node, &event, 6).await;
+        assert_eq!((last.status, last.next_at), (Status::Exhausted, None));
+        let got = node.receiver.got();
+        assert_eq!(got.len(), 6, "six attempts and no more");
+        let mut times = std::collections::BTreeSet::new();
+        for request in &got {
+            assert_eq!(request.body, got[0].body, "the same bytes each time");
+            let timestamp: u64 = request.headers["x-service-timestamp"].parse().expect("a number");
+            let right = signature::service(SECRET, timestamp, request.body.as_bytes());
+            assert_eq!(request.headers["x-service-signature"], right);
+            times.insert(timestamp);
+        }
+        assert_eq!(times.len(), 6, "a fresh timestamp each time");
+        root.stop_and_wait(None, None).await.expect("it ends");
+    }
+
+    #[tokio::test]
+    async fn a_receiver_may_ask_for_more_time_and_may_be_gone() {
+        let node = FakeNode::new(Settings::default());
+        node.receiver.answer(429, Some(Duration::from_secs(900)));
+        node.receiver.answer(410, None);
+        let event = begin(&node).await;
+        let root = actors::root::start(Arc::clone(&node.world)).await.expect("it starts");
+        let row = attempts(&node, &event, 1).await;
+        let wait = row.next_at.expect("a next time").since(row.attempts[0].at);
+        assert_eq!(wait, Duration::from_secs(900));
+        root.stop_and_wait(None, None).await.expect("it ends");
+        node.clock.wind(Duration::from_secs(901));
+        let root = actors::root::start(Arc::clone(&node.world)).await.expect("it starts");
+        let row = attempts(&node, &event, 2).await;
+        assert_eq!(row.status, Status::Failed);
+        for _ in 0..200 {
+            let hook = node.world.directory().read().webhooks.get(&HOOK);
+            if hook.is_some_and(|hook| !hook.active) {
+                root.stop_and_wait(None, None).await.expect("it ends");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("a webhook whose receiver is gone goes on");
+    }
+}

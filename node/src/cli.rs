@@ -5,7 +5,7 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::{adapters::tls, config::Settings, demo, dev, operate, serve};
+use crate::{adapters::tls, config::Settings, demo, dev, hooks, operate, serve};
 
 /// Hosts AI agents: from a repository, an image or an archive to a running, invocable, observed agent.
 #[derive(Parser)]
@@ -44,6 +44,9 @@ enum Command {
     /// Look at a running cluster and say what is wanted of its nodes.
     #[command(subcommand)]
     Cluster(operate::Cluster),
+    /// Receive events on your own machine, and check signatures.
+    #[command(subcommand)]
+    Webhooks(hooks::Webhooks),
     /// Print the OpenAPI document.
     Openapi,
     /// Print every setting, its value and where the value came from.
@@ -85,6 +88,7 @@ fn run(command: Command, file: Option<&std::path::Path>) -> anyhow::Result<ExitC
         Command::Join(arguments) => in_runtime(serve::join(arguments, settings.config)),
         Command::Leave(arguments) => in_runtime(operate::leave(arguments)),
         Command::Cluster(command) => in_runtime(operate::run(command)),
+        Command::Webhooks(command) => in_runtime(hooks::run(command)),
         Command::Openapi => {
             print(&api::document());
             Ok(ExitCode::SUCCESS)

@@ -16,6 +16,7 @@ use crate::{
     assembly::{self, Node},
     cli::{say, until_stopped},
     config::Config,
+    receiver::Receiver,
 };
 
 /// What `demo` takes.
@@ -48,10 +49,11 @@ pub async fn run(arguments: Arguments, config: Config) -> anyhow::Result<ExitCod
     let folder = tempfile::Builder::new().prefix("roost-demo-").tempdir()?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port));
     let began = Instant::now();
-    let node = assembly::start(folder.path(), address, &config).await?;
+    let receiver = Receiver::start(folder.path()).await?;
+    let node = assembly::start(folder.path(), address, &receiver.allowed(config)).await?;
     done(began, &format!("a node is up at {}", node.base_url));
     let shown = match Tour::begin(&node) {
-        Ok(tour) => tour.walk().await,
+        Ok(tour) => tour.walk(&receiver).await,
         Err(error) => Err(error),
     };
     if shown.is_ok() && !arguments.once {
@@ -101,17 +103,40 @@ impl Tour {
         Ok(Self { client, base_url: node.base_url.clone(), key })
     }
 
-    async fn walk(&self) -> anyhow::Result<()> {
+    async fn walk(&self, receiver: &Receiver) -> anyhow::Result<()> {
         say("\nThe agent, agent.py:\n");
         AGENT.lines().for_each(|line| say(&format!("    {line}")));
         say("");
         let cloud = self.cloud().await?;
+        let secret = self.subscribe(receiver).await?;
         let archive_url = self.upload().await?;
         let agent = self.deploy(&cloud, &archive_url).await?;
         self.call(&agent).await?;
         self.call_later(&agent).await?;
         self.call_streaming(&agent).await?;
-        self.look_back(&agent).await
+        self.look_back(&agent).await?;
+        self.hear(receiver, &secret, &agent).await
+    }
+
+    async fn subscribe(&self, receiver: &Receiver) -> anyhow::Result<String> {
+        let began = Instant::now();
+        let wanted = json!({ "url": receiver.url(), "events": ["agent.*"] });
+        let body = self.ask(self.client.post(self.at("/v1/webhooks")).json(&wanted)).await?;
+        done(began, "subscribed a receiver of our own to the agent's events");
+        Ok(body["data"]["secret"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// What the receiver got, checked as any receiver should.
+    async fn hear(&self, receiver: &Receiver, secret: &str, agent: &str) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let delivery = receiver.deployed().await.context("no webhook has arrived")?;
+        crate::hooks::check(secret, &delivery.signature, delivery.timestamp, &delivery.body)
+            .map_err(anyhow::Error::msg)?;
+        let event: Value = serde_json::from_slice(&delivery.body)?;
+        ensure!(event["data"]["agent_id"] == agent, "the webhook tells of another agent");
+        let kind = event["type"].as_str().unwrap_or_default();
+        done(began, &format!("a webhook received and its signature checked: {kind}"));
+        Ok(())
     }
 
     async fn ask(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {

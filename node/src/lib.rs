@@ -8,11 +8,13 @@ pub mod config;
 pub mod demo;
 pub mod dev;
 pub mod exec;
+pub mod hooks;
 pub mod host;
 pub mod identity;
 pub mod join;
 pub mod keys;
 pub mod operate;
+pub mod receiver;
 pub mod serve;
 pub mod steward;
 

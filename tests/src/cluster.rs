@@ -128,7 +128,8 @@ impl Cluster {
         self.caller(node, &self.test_key)
     }
 
-    fn caller(&self, node: usize, key: &str) -> Customer {
+    /// Somebody with this key or token at one node.
+    pub fn caller(&self, node: usize, key: &str) -> Customer {
         let authority = self.nodes[0].folder.join("tls/ca.pem");
         Customer::new(&self.nodes[node].base_url, &authority, key)
     }

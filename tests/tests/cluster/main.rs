@@ -3,5 +3,7 @@
 mod failover;
 mod forward;
 mod history;
+mod identity;
 mod members;
 mod strangers;
+mod webhooks;

@@ -1,0 +1,127 @@
+//! Limits, codes and sessions hold on all nodes together, and when a node dies.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+use tests::{Cluster, Customer, eventually};
+
+/// An organization of its own; gives somebody with all of its rights on each node.
+async fn organization(cluster: &Cluster, tier: &str) -> Vec<Customer> {
+    let operator = cluster.customer(0);
+    let wanted = json!({
+        "name": "Limited", "tier": tier, "owner_email": "o@example.com",
+        "owner_password": "a long password",
+    });
+    operator.post("/v1/organizations", &wanted).await.data(201);
+    let login = json!({ "email": "o@example.com", "password": "a long password" });
+    let tokens = operator.anonymous("/v1/auth/login", &login).await.data(200);
+    let person = cluster.caller(0, tokens["access_token"].as_str().expect("a token"));
+    let made = person.post("/v1/api-keys", &json!({ "name": "k" })).await.data(201);
+    let key = made["key"].as_str().expect("a key").to_owned();
+    (0..cluster.nodes.len()).map(|node| cluster.caller(node, &key)).collect()
+}
+
+#[tokio::test]
+async fn three_nodes_allow_no_more_than_the_tier_and_all_of_it() {
+    let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__TIERS__PRO", "200/100000")]);
+    let callers = organization(&cluster, "pro").await;
+    // One call was the key's own making.
+    let mut allowed = 1;
+    for round in 0..5 {
+        let calls = (0..60).map(|call| {
+            let caller = callers[(round + call) % callers.len()].clone();
+            async move { caller.get("/v1/clouds").await.status }
+        });
+        let statuses = join_all(calls).await;
+        assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+        allowed += statuses.iter().filter(|status| **status == 200).count();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!((196..=200).contains(&allowed), "{allowed} of 200 calls were allowed");
+}
+
+#[tokio::test]
+async fn a_limit_survives_the_death_of_any_node() {
+    let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__TIERS__PRO", "120/100000")]);
+    let callers = organization(&cluster, "pro").await;
+    let mut allowed = 1;
+    for call in 0..60 {
+        allowed += usize::from(callers[call % 3].get("/v1/clouds").await.status == 200);
+    }
+    cluster.kill(2);
+    for call in 0..120 {
+        let answer = callers[call % 2].get("/v1/clouds").await;
+        assert!(matches!(answer.status, 200 | 429 | 503), "{:#}", answer.body);
+        allowed += usize::from(answer.status == 200);
+    }
+    assert!((100..=120).contains(&allowed), "{allowed} of 120 calls were allowed");
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_refused_everywhere_within_a_second() {
+    let cluster = Cluster::of(3);
+    let operator = cluster.customer(0);
+    let made = operator.post("/v1/api-keys", &json!({ "name": "k" })).await.data(201);
+    let key = made["key"].as_str().expect("a key");
+    for node in 0..3 {
+        eventually("the key is known", Duration::from_secs(2), async || {
+            match cluster.caller(node, key).get("/v1/clouds").await.status {
+                200 => Ok(()),
+                status => Err(status.to_string()),
+            }
+        })
+        .await;
+    }
+    let path = format!("/v1/api-keys/{}", made["id"].as_str().expect("an id"));
+    operator.delete(&path).await.data(200);
+    operator.get("/v1/clouds").await.data(200);
+    cluster.caller(0, key).get("/v1/clouds").await.refused(401, "INVALID_API_KEY");
+    for node in 1..3 {
+        eventually("the key is refused", Duration::from_secs(1), async || {
+            match cluster.caller(node, key).get("/v1/clouds").await.status {
+                401 => Ok(()),
+                status => Err(status.to_string()),
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn refresh_tokens_are_good_once_whichever_node_is_asked() {
+    let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "10000")]);
+    organization(&cluster, "enterprise").await;
+    let login = json!({ "email": "o@example.com", "password": "a long password" });
+    let tokens = cluster.customer(1).anonymous("/v1/auth/login", &login).await.data(200);
+    // Whoever made it: every node takes it.
+    let access = tokens["access_token"].as_str().expect("a token");
+    for node in 0..3 {
+        cluster.caller(node, access).get("/v1/clouds").await.data(200);
+    }
+    let body = json!({ "refresh_token": tokens["refresh_token"] });
+    let answers = join_all((0..30).map(|call| {
+        let (caller, body) = (cluster.customer(call % 3), body.clone());
+        async move { caller.anonymous("/v1/auth/refresh", &body).await }
+    }))
+    .await;
+    // One client that asks again within seconds gets one and the same next token.
+    let next: std::collections::BTreeSet<String> = answers
+        .iter()
+        .filter(|answer| answer.status == 200)
+        .map(|answer| answer.body["refresh_token"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(next.len(), 1, "{answers:#?}");
+    cluster.kill(0);
+    let next = json!({ "refresh_token": next.first() });
+    let data: Value = eventually("another node goes on", Duration::from_secs(10), async || {
+        let answer = cluster.customer(1).anonymous("/v1/auth/refresh", &next).await;
+        if answer.status == 200 {
+            Ok(answer.body["data"].clone())
+        } else {
+            Err(format!("{answer:?}"))
+        }
+    })
+    .await;
+    assert!(data["access_token"].is_string());
+}

@@ -113,6 +113,22 @@ struct Account {
     asking: tokio::sync::Mutex<()>,
 }
 
+/// A caller who waits, for as long as they do: one who hangs up waits no more.
+struct Waits<'a>(&'a AtomicU64);
+
+impl<'a> Waits<'a> {
+    fn one_more(waiting: &'a AtomicU64) -> Self {
+        waiting.fetch_add(1, Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// The limits of this node.
 #[derive(Default)]
 pub struct Limiter {
@@ -155,9 +171,10 @@ impl Held {
         Some(standing(self.grant.as_ref(), self.left, allowance, now))
     }
 
-    fn settlement(&mut self) -> Option<Spent> {
+    fn settlement(&self) -> Option<Spent> {
         let grant = self.grant.as_ref()?;
-        Some(Spent { number: grant.lent.number, by_second: std::mem::take(&mut self.spent) })
+        // It stays known until the next batch is here: a question may get no answer.
+        Some(Spent { number: grant.lent.number, by_second: self.spent.clone() })
     }
 
     /// How much to borrow beside what callers wait for: what the last second took, but no more than
@@ -207,12 +224,19 @@ impl Limiter {
         };
         let now = second(now);
         let mut addresses = lock(&self.addresses);
-        if addresses.len() >= ADDRESSES_MAX {
-            addresses.retain(|_, seconds| {
-                seconds.keys().next_back().is_some_and(|last| last + MINUTE > now)
-            });
+        let mut address = prefix(address);
+        if addresses.len() >= ADDRESSES_MAX && !addresses.contains_key(&address) {
+            let is_quiet = |seconds: &BTreeMap<u64, u64>| {
+                seconds.keys().next_back().is_none_or(|last| last + MINUTE <= now)
+            };
+            let quiet = addresses.iter().find(|(_, seconds)| is_quiet(seconds)).map(|(ip, _)| *ip);
+            match quiet {
+                Some(quiet) => drop(addresses.remove(&quiet)),
+                // So many at once are no customers: they share one budget.
+                None => address = IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+            }
         }
-        let seconds = addresses.entry(prefix(address)).or_default();
+        let seconds = addresses.entry(address).or_default();
         seconds.retain(|second, _| *second + MINUTE > now);
         let used: u64 = seconds.values().sum();
         let oldest = seconds.keys().next().copied().unwrap_or(now);
@@ -283,10 +307,8 @@ impl World {
         if let Some(standing) = lock(&account.held).spend(allowance, self.now()) {
             return Admission::Allowed(standing);
         }
-        account.waiting.fetch_add(1, Relaxed);
-        let admission = self.admit_slowly(tenant, &account, allowance).await;
-        account.waiting.fetch_sub(1, Relaxed);
-        admission
+        let _waits = Waits::one_more(&account.waiting);
+        self.admit_slowly(tenant, &account, allowance).await
     }
 
     async fn admit_slowly(
@@ -299,6 +321,10 @@ impl World {
         let until = self.now().plus(LENT_FOR);
         loop {
             let now = self.now();
+            if now >= until.plus(ASKED_FOR) {
+                let held = lock(&account.held);
+                return Admission::Unknown(standing(held.grant.as_ref(), 0, allowance, now));
+            }
             {
                 let mut held = lock(&account.held);
                 if let Some(standing) = held.spend(allowance, now) {

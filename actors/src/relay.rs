@@ -30,14 +30,30 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// After a step that failed.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Wakes the relay.
-#[derive(Default)]
-pub struct Bell(Notify);
+/// Most shards that a cluster has.
+const SHARDS_MAX: usize = 256;
 
-impl Bell {
-    /// Something is in an outbox.
-    pub fn ring(&self) {
-        self.0.notify_one();
+/// Wakes the relay of each group: the directory's, then the shards'.
+pub struct Bells(Vec<Notify>);
+
+impl Default for Bells {
+    fn default() -> Self {
+        Self((0..=SHARDS_MAX).map(|_| Notify::new()).collect())
+    }
+}
+
+impl Bells {
+    /// Something may be in a shard's outbox; in the directory's without one.
+    pub fn ring(&self, shard: Option<u16>) {
+        self.of(shard.map_or(Group::Directory, Group::Shard)).notify_one();
+    }
+
+    fn of(&self, group: Group) -> &Notify {
+        let place = match group {
+            Group::Directory => 0,
+            Group::Shard(shard) => usize::from(shard) + 1,
+        };
+        &self.0[place.min(SHARDS_MAX)]
     }
 }
 
@@ -50,35 +66,41 @@ enum Group {
 
 impl World {
     /// Carries what waits in the outboxes of the groups led here, for as long as the node runs.
+    ///
+    /// Each group has a task of its own: one whose receivers do not answer holds up no other.
     pub async fn relay(self: Arc<Self>) {
+        let shards = (0..self.ports.ledger.shards()).map(Group::Shard);
+        let groups = [Group::Directory].into_iter().chain(shards);
+        let tasks = groups.map(|group| Arc::clone(&self).relay_of(group));
+        futures::future::join_all(tasks).await;
+    }
+
+    async fn relay_of(self: Arc<Self>, group: Group) {
         loop {
-            let mut more = false;
-            for (group, claim) in self.led_groups() {
-                match self.carry(group, claim).await {
-                    Ok(carried) => more |= carried == CARRIED_AT_ONCE,
-                    Err(error) => {
-                        tracing::debug!(?group, %error, "events are not told yet");
-                        tokio::time::sleep(AGAIN_AFTER).await;
-                        more = true;
-                    }
+            let carried = match self.claim_to(group) {
+                Some(claim) => self.carry(group, claim).await,
+                None => Ok(0),
+            };
+            match carried {
+                Ok(CARRIED_AT_ONCE) => {}
+                Ok(_) => {
+                    let bell = self.watch.bells.of(group).notified();
+                    let _ = tokio::time::timeout(LOOK_EVERY, bell).await;
                 }
-            }
-            if !more {
-                let _ = tokio::time::timeout(LOOK_EVERY, self.watch.bell.0.notified()).await;
+                Err(error) => {
+                    tracing::debug!(?group, %error, "events are not told yet");
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
             }
         }
     }
 
-    /// The directory's outbox goes with the first shard: whoever leads that carries it.
-    fn led_groups(&self) -> Vec<(Group, Claim)> {
-        let leading = self.ports.ledger.leading().borrow().clone();
-        let claims = leading.into_iter().map(|(shard, term)| Claim { shard, term });
-        claims
-            .flat_map(|claim| {
-                let directory = (claim.shard == 0).then_some((Group::Directory, claim));
-                directory.into_iter().chain([(Group::Shard(claim.shard), claim)])
-            })
-            .collect()
+    /// In whose name a group's outbox is carried. The directory's goes with the first shard.
+    fn claim_to(&self, group: Group) -> Option<Claim> {
+        match group {
+            Group::Directory => self.claim(0),
+            Group::Shard(shard) => self.claim(shard),
+        }
     }
 
     fn waiting(&self, group: Group) -> Vec<(u64, Occurrence)> {
@@ -102,8 +124,8 @@ impl World {
         self.ports.ledger.refresh_directory().await?;
         let events: Vec<Occurrence> = waiting.into_iter().map(|(_, event)| event).collect();
         let heard = self.heard(&events);
-        self.keep_events(&events, &heard).await?;
-        self.hand_over(heard).await?;
+        let kept = self.keep_events(&events, &heard);
+        futures::future::try_join(kept, self.hand_over(heard.clone())).await?;
         match group {
             Group::Directory => {
                 self.report(claim, DirectoryCommand::Told { up_to }).await?;
@@ -138,9 +160,14 @@ impl World {
         heard: &[(WebhookId, Occurrence)],
     ) -> Result<(), ProposeError> {
         let wanted: BTreeSet<_> = heard.iter().map(|(_, event)| event.id).collect();
+        // A webhook that is off may ask for it later.
+        let selected = |event: &Occurrence| {
+            let directory = self.directory().read();
+            directory.webhooks.rows().any(|(_, hook)| hook.selects(event))
+        };
         let mut by_org: BTreeMap<OrgId, Vec<Occurrence>> = BTreeMap::new();
         for event in events {
-            if event.kind.is_kept_unheard() || wanted.contains(&event.id) {
+            if event.kind.is_kept_unheard() || wanted.contains(&event.id) || selected(event) {
                 by_org.entry(event.tenant.org).or_default().push(event.clone());
             }
         }

@@ -29,7 +29,7 @@ use crate::{
     job::{JobActor, JobArguments, JobMessage},
     meter::Gauges,
     ports::Observer,
-    relay::Bell,
+    relay::Bells,
     route::Slot,
     webhook::{WebhookActor, WebhookArguments, WebhookMessage},
     world::World,
@@ -48,6 +48,9 @@ const RESTART_PAUSES: [Duration; 6] = [
 const JOB_ACTORS_MAX: usize = 2000;
 /// Job actors at once for one agent, so that one that is not coming up starves no other.
 const JOB_ACTORS_PER_AGENT: usize = 200;
+
+/// Sweeps of a shard in a row, each of which forgets some hundreds of rows.
+const SWEEPS_AT_ONCE: usize = 20;
 
 /// Things waited for above which those that nobody waits for any more are forgotten.
 const WAITERS_PRUNED_ABOVE: usize = 10_000;
@@ -122,7 +125,7 @@ pub struct Watch {
     pub handover: Mutex<HashMap<JobId, Slot>>,
     root: Mutex<Option<ActorCell>>,
     /// Rings when there is something to tell.
-    pub bell: Bell,
+    pub bells: Bells,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -140,7 +143,7 @@ impl Watch {
             builders: Semaphore::new(builders),
             handover: Mutex::default(),
             root: Mutex::default(),
-            bell: Bell::default(),
+            bells: Bells::default(),
         })
     }
 
@@ -257,7 +260,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
 
 impl Observer for Watch {
     fn directory(&self, events: &[DirectoryEvent]) {
-        self.bell.ring();
+        self.bells.ring(None);
         for event in events {
             if let DirectoryEvent::AgentGone(id) = event {
                 self.lose_agent(*id);
@@ -293,7 +296,7 @@ impl Observer for Watch {
                 | ShardEvent::DeliveryEnded(row)
                 | ShardEvent::DeliveryAgain(row) => self.touch_hook(row.webhook, Some(row.id)),
                 ShardEvent::JobFinished(job) => {
-                    self.bell.ring();
+                    self.bells.ring(Some(shard));
                     self.touch_job(shard, job.id);
                     self.wake(Thing::Job(job.id));
                 }
@@ -573,13 +576,14 @@ impl Children {
         detach(async move {
             let leading = world.ports.ledger.leading().borrow().clone();
             for shard in leading.into_keys() {
-                let due = {
-                    let state = world.ports.ledger.shard(shard).read();
-                    state.has_expired(now)
-                };
                 let Some(claim) = world.claim(shard) else { continue };
-                if due {
-                    let _ = world.ask_shard(shard, Command::Sweep, None, Some(claim)).await;
+                for _ in 0..SWEEPS_AT_ONCE {
+                    let due = world.ports.ledger.shard(shard).read().has_expired(now);
+                    if !due
+                        || world.ask_shard(shard, Command::Sweep, None, Some(claim)).await.is_err()
+                    {
+                        break;
+                    }
                 }
                 end_lost_calls(&world, claim).await;
             }

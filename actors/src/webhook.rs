@@ -36,8 +36,12 @@ const AT_ONCE: usize = 32;
 const OVERDUE: Duration = Duration::from_secs(60);
 /// Over how long.
 const SPREAD_OVER: Duration = Duration::from_secs(30);
+/// Before looking again where the log did not answer.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Between attempts to write down how one ended.
 const NOTE_AGAIN: Duration = Duration::from_millis(500);
+/// Due deliveries looked at for some that need not wait for others.
+const LOOKED_AT_MAX: usize = 2000;
 /// Retries after which a delivery holds up no others.
 const HOLDS_UP_UNTIL: usize = 2;
 
@@ -75,6 +79,8 @@ pub struct Sender {
     alarm: Option<AbortHandle>,
     /// When the next attempt may begin, where there is a rate.
     next_slot: Timestamp,
+    /// Whether the webhook was off at the last look.
+    was_off: bool,
 }
 
 impl Drop for Sender {
@@ -107,6 +113,7 @@ impl Actor for WebhookActor {
             under_way: HashMap::new(),
             alarm: None,
             next_slot: Timestamp::default(),
+            was_off: false,
         };
         sender.load();
         myself.cast(WebhookMessage::Due)?;
@@ -127,7 +134,7 @@ impl Actor for WebhookActor {
             }
             WebhookMessage::Due => {}
         }
-        sender.send_what_is_due(&myself);
+        sender.send_what_is_due(&myself).await;
         Ok(())
     }
 }
@@ -139,6 +146,7 @@ impl Sender {
         let rows: Vec<(DeliveryId, Timestamp)> = {
             let state = self.world.ports.ledger.shard(self.claim.shard).read();
             let rows = state.pending_of(self.id);
+            let rows = rows.filter(|row| !self.under_way.contains_key(&row.id));
             rows.filter_map(|row| Some((row.id, row.next_at?))).collect()
         };
         let spread = u64::try_from(SPREAD_OVER.as_millis()).unwrap_or(u64::MAX);
@@ -185,24 +193,27 @@ impl Sender {
         state.deliveries.get(&(self.id.0, id))
     }
 
-    fn send_what_is_due(&mut self, myself: &ActorRef<WebhookMessage>) {
-        let hook = self.world.directory().read().webhooks.get(&self.id);
-        let Some(hook) = hook else {
-            self.give_back();
-            myself.stop(None);
-            return;
-        };
+    async fn send_what_is_due(&mut self, myself: &ActorRef<WebhookMessage>) {
+        let Some(hook) = self.record() else { return self.end_if_gone(myself).await };
         if !hook.active {
-            self.let_go_of_old();
+            self.let_go_of_old(hook.disabled_at.unwrap_or_default());
+            self.was_off = true;
             return self.rest(myself);
+        }
+        if std::mem::take(&mut self.was_off) {
+            self.load();
         }
         let now = self.world.now();
         let mut held_up: BTreeSet<AgentId> = BTreeSet::new();
         if hook.ordering == Ordering::Agent {
             held_up.extend(self.under_way.values().filter_map(|(agent, _)| *agent));
         }
-        let ready: Vec<DeliveryId> =
-            self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect();
+        let looked_at = match hook.ordering {
+            Ordering::None => AT_ONCE,
+            Ordering::Agent => LOOKED_AT_MAX,
+        };
+        let ready = self.due.iter().take_while(|(at, _)| *at <= now).take(looked_at);
+        let ready: Vec<DeliveryId> = ready.map(|(_, id)| *id).collect();
         for id in ready {
             if self.under_way.len() >= AT_ONCE || self.next_slot > now {
                 break;
@@ -280,22 +291,39 @@ impl Sender {
         }));
     }
 
-    /// The webhook is gone: so is what waits for it.
-    fn give_back(&self) {
-        let (world, claim, webhook) = (Arc::clone(&self.world), self.claim, self.id);
-        detach(async move {
-            let command = Command::DropHook { webhook };
-            let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
-        });
+    fn record(&self) -> Option<Arc<Webhook>> {
+        self.world.directory().read().webhooks.get(&self.id)
+    }
+
+    /// This node may not have heard of the webhook yet. Only when it is gone for certain, so is what
+    /// waits for it.
+    async fn end_if_gone(&mut self, myself: &ActorRef<WebhookMessage>) {
+        let world = Arc::clone(&self.world);
+        let is_fresh = world.ports.ledger.refresh_directory().await.is_ok();
+        if is_fresh && self.record().is_none() {
+            let command = Command::DropHook { webhook: self.id };
+            let claim = self.claim;
+            if world.ask_shard(claim.shard, command, None, Some(claim)).await.is_ok() {
+                return myself.stop(None);
+            }
+        }
+        let me = myself.clone();
+        let wait = if is_fresh && self.record().is_some() { Duration::ZERO } else { AGAIN_AFTER };
+        self.alarm = Some(detach(async move {
+            tokio::time::sleep(wait).await;
+            let _ = me.cast(WebhookMessage::Due);
+        }));
     }
 
     /// A webhook that is off keeps what waits for a week.
-    fn let_go_of_old(&mut self) {
+    fn let_go_of_old(&mut self, off_since: Timestamp) {
         let now = self.world.now();
         let old: Vec<Arc<Delivery>> = {
             let state = self.world.ports.ledger.shard(self.claim.shard).read();
             let rows = state.pending_of(self.id);
-            rows.filter(|row| row.created_at.plus(PENDING_FOR) <= now).take(256).cloned().collect()
+            let is_old =
+                |row: &&Arc<Delivery>| row.created_at.max(off_since).plus(PENDING_FOR) <= now;
+            rows.filter(is_old).take(256).cloned().collect()
         };
         let later = now.plus(Duration::from_secs(3600));
         let ids: Vec<DeliveryId> = self.at.keys().copied().collect();
@@ -335,16 +363,10 @@ impl World {
         let tried = row.tried + u32::from(attempt.cause == Cause::Schedule);
         let retry_after = answer.and_then(|answer| answer.retry_after);
         let chance = (self.ports.entropy.dice() % 1000) as u64;
+        // By hand once more: whatever was to come of the schedule still comes.
+        let step = tried.max(1);
         let waits = &self.settings.retry_waits;
-        let next_at = match attempt.cause {
-            Cause::Schedule => {
-                delivery::next_attempt(tried, waits, chance, retry_after, attempt.at)
-            }
-            // By hand once more: whatever was to come of the schedule still comes.
-            Cause::Manual | Cause::Recover => {
-                delivery::next_attempt(tried.max(1), waits, chance, retry_after, attempt.at)
-            }
-        };
+        let next_at = delivery::next_attempt(step, waits, chance, retry_after, self.now());
         let is_over = !attempt.is_success() && (next_at.is_none() || is_gone);
         let tried = Tried { webhook: hook.id, id: row.id, attempt, next_at, is_gone };
         self.note_attempt(claim, tried).await;
@@ -372,8 +394,10 @@ impl World {
     /// A receiver that wants nothing any more, or has failed for days, gets nothing any more.
     async fn judge_receiver(self: &Arc<Self>, claim: Claim, id: WebhookId, is_gone: bool) {
         let is_lost = {
+            let record = self.directory().read().webhooks.get(&id);
+            let enabled_at = record.map_or(Timestamp::default(), |record| record.enabled_at);
             let state = self.ports.ledger.shard(claim.shard).read();
-            state.hooks.get(&id).is_some_and(|hook| hook.is_lost(self.now()))
+            state.hooks.get(&id).is_some_and(|hook| hook.is_lost(enabled_at, self.now()))
         };
         let reason = match (is_gone, is_lost) {
             (true, _) => "the receiver answered 410 Gone",

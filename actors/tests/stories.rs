@@ -551,6 +551,7 @@ mod webhooks {
             ordering: Ordering::None,
             rate_limit_per_s: None,
             metadata: BTreeMap::new(),
+            enabled_at: now,
             disabled_at: None,
             disabled_reason: None,
             created_at: now,

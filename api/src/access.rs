@@ -18,11 +18,13 @@ pub enum Need {
     Somebody,
     /// Any of these scopes.
     Any(&'static [Scope]),
+    /// This scope, with live credentials: people belong to an organization, not to one of its modes.
+    Live(Scope),
     /// This scope, with live credentials of the organization that looks after the cluster.
     Operator(Scope),
 }
 
-use Need::{Any, Nobody, Operator, Somebody};
+use Need::{Any, Live, Nobody, Operator, Somebody};
 use Scope::{
     Admin, AgentsInvoke, AgentsRead, AgentsWrite, CloudsRead, CloudsWrite, ClusterRead,
     SecretsWrite, WebhooksRead, WebhooksWrite,
@@ -103,11 +105,11 @@ pub const ACCESS: &[(&str, Need)] = &[
     ("deleteApiKey", ADMIN),
     ("listUsers", ADMIN),
     ("getUser", ADMIN),
-    ("updateUser", ADMIN),
-    ("deleteUser", ADMIN),
+    ("updateUser", Live(Admin)),
+    ("deleteUser", Live(Admin)),
     ("listInvitations", ADMIN),
-    ("createInvitation", ADMIN),
-    ("deleteInvitation", ADMIN),
+    ("createInvitation", Live(Admin)),
+    ("deleteInvitation", Live(Admin)),
     ("acceptInvitation", Nobody),
     ("listOrganizations", Operator(Admin)),
     ("createOrganization", Operator(Admin)),
@@ -212,20 +214,30 @@ impl Operation {
         match self.need {
             Nobody | Somebody => Ok(()),
             Any(scopes) => identity.permit_any(scopes),
+            Live(scope) => {
+                identity.permit_any(&[scope])?;
+                self.needs_live(identity)
+            }
             Operator(scope) => {
                 identity.permit_any(&[scope])?;
-                let (status, details) = (StatusCode::FORBIDDEN, json!({ "operation": self.id }));
-                if identity.tenant.mode == Mode::Test {
-                    let message = "the cluster is looked after with live credentials; these are for test mode";
-                    return Err(Problem::new(status, "TEST_MODE_ONLY", message).with(details));
-                }
+                self.needs_live(identity)?;
                 if operator {
                     return Ok(());
                 }
                 let message = "this is for the organization that looks after the cluster";
+                let (status, details) = (StatusCode::FORBIDDEN, json!({ "operation": self.id }));
                 Err(Problem::new(status, "INSUFFICIENT_SCOPE", message).with(details))
             }
         }
+    }
+
+    fn needs_live(&self, identity: &Identity) -> Result<(), Problem> {
+        if identity.tenant.mode == Mode::Live {
+            return Ok(());
+        }
+        let message = "this concerns more than test mode; use live credentials";
+        let details = json!({ "operation": self.id });
+        Err(Problem::new(StatusCode::FORBIDDEN, "TEST_MODE_ONLY", message).with(details))
     }
 }
 

@@ -29,6 +29,9 @@ use crate::{
 const WAITING_MAX: usize = 10_000;
 /// Rows of one entry of the log.
 const ROWS_AT_ONCE: usize = 256;
+/// How often rows are written again while their shard does not answer, and after which pause.
+const WRITTEN_AGAIN: usize = 30;
+const WRITTEN_AGAIN_AFTER: std::time::Duration = std::time::Duration::from_millis(500);
 /// Longest target that is written down.
 const TARGET_CHARS_MAX: usize = 256;
 
@@ -74,14 +77,28 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
         for row in batch.drain(..) {
             by_org.entry(row.0.org).or_default().push(row);
         }
+        // One organization's shard may be slow: the others do not wait for it.
         for (org, rows) in by_org {
-            let (rows, told): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-            let is_written = service.audit(org, rows).await.is_ok();
-            for told in told {
-                // Whoever waited may have hung up.
-                let _ = told.send(is_written);
-            }
+            actors::root::detach(write_of(service.clone(), org, rows));
         }
+    }
+}
+
+/// Writes rows of one organization, again and again while its shard does not answer: a row that comes
+/// twice is written once.
+async fn write_of(service: Service, org: OrgId, rows: Vec<Written>) {
+    let (rows, told): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+    let mut is_written = false;
+    for _ in 0..WRITTEN_AGAIN {
+        is_written = service.audit(org, rows.clone()).await.is_ok();
+        if is_written {
+            break;
+        }
+        tokio::time::sleep(WRITTEN_AGAIN_AFTER).await;
+    }
+    for told in told {
+        // Whoever waited may have hung up.
+        let _ = told.send(is_written);
     }
 }
 

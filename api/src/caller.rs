@@ -8,6 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 use domain::{
     AgentId, OrgId, UserId,
     account::{ApiKey, Mode, Role, Scope, Scopes, Tenant, Used},
+    directory::Directory,
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, StatusCode, header};
@@ -115,11 +116,20 @@ impl Identity {
         self.agent_ids().is_empty() || self.agent_ids().contains(&agent)
     }
 
-    /// The role of a person; keys and applications have none.
+    /// The role of a person; keys and applications have none of their own.
     pub fn role(&self) -> Option<Role> {
         match &self.principal {
             Principal::User { role, .. } => Some(*role),
             Principal::Key(_) | Principal::Application(_) => None,
+        }
+    }
+
+    /// As whom it changes people: a key acts as its maker, an application as nobody.
+    pub fn acts_as(&self, directory: &Directory) -> Option<Role> {
+        match &self.principal {
+            Principal::User { role, claims, .. } if claims.client_id.is_none() => Some(*role),
+            Principal::Key(key) => directory.role_of_key(key),
+            Principal::User { .. } | Principal::Application(_) => None,
         }
     }
 
@@ -265,7 +275,7 @@ pub(crate) fn identify(
     if !key.allows_from(address.0) {
         return Err(wrong_address(&key, address));
     }
-    if headers.contains_key(header::ORIGIN) {
+    if is_from_page(shared, headers) {
         return Err(in_browser());
     }
     shared.keys_used.note(key.id, Used { at: shared.service.world.now(), ip: address.text() });
@@ -276,6 +286,16 @@ pub(crate) fn identify(
     }))
 }
 
+/// Whether a page of somebody else's sends this. Our own one, `/docs`, is for trying keys.
+fn is_from_page(shared: &Shared, headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let origin = origin.to_str().unwrap_or_default();
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let is_own = origin == shared.settings.public_url
+        || host.is_some_and(|host| origin.strip_prefix("https://") == Some(host));
+    !is_own
+}
+
 fn good_key(shared: &Shared, text: &str) -> Result<Arc<ApiKey>, Problem> {
     let hash = hash_key(&shared.settings.pepper, text);
     let known = shared.service.world.directory().read().api_key(&hash);
@@ -283,7 +303,7 @@ fn good_key(shared: &Shared, text: &str) -> Result<Arc<ApiKey>, Problem> {
     known.filter(|key| key.is_good(&hash, now)).ok_or_else(wrong_key)
 }
 
-fn by_token(shared: &Shared, text: &str) -> Result<Identity, Problem> {
+pub(crate) fn by_token(shared: &Shared, text: &str) -> Result<Identity, Problem> {
     let claims = shared.verify(text)?;
     let directory = shared.service.world.directory().read();
     let org: OrgId = claims.org.parse().map_err(|_| wrong_key())?;

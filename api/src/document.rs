@@ -209,7 +209,7 @@ fn finish_operation(operation: &mut Value) {
     let need = access::need_of(operation["operationId"].as_str().unwrap_or_default());
     let scopes: Vec<&str> = match need {
         Some(Need::Any(scopes)) => scopes.iter().map(|scope| scope.as_str()).collect(),
-        Some(Need::Operator(scope)) => vec![scope.as_str()],
+        Some(Need::Operator(scope) | Need::Live(scope)) => vec![scope.as_str()],
         Some(Need::Nobody | Need::Somebody) | None => vec![],
     };
     let words = match need {
@@ -217,6 +217,7 @@ fn finish_operation(operation: &mut Value) {
         Some(Need::Operator(_)) => {
             format!("`{}`, live credentials of the operator's organization", scopes.join("` or `"))
         }
+        Some(Need::Live(_)) => format!("`{}`, live credentials", scopes.join("` or `")),
         Some(Need::Somebody) => "any valid credentials".to_owned(),
         Some(Need::Nobody) | None => "none".to_owned(),
     };

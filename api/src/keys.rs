@@ -47,7 +47,11 @@ pub(crate) enum KeyAnswer {
 pub(crate) enum KeyCreated {
     /// The key, with its secret.
     #[oai(status = 201)]
-    Created(Json<Success<ApiKeyBody>>, #[oai(header = "Location")] String),
+    Created(
+        Json<Success<ApiKeyBody>>,
+        #[oai(header = "Location")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
 }
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -97,17 +101,6 @@ fn end(text: &str, now: Timestamp) -> std::result::Result<Timestamp, Problem> {
     if end > now { Ok(end) } else { Err(Problem::field("expires_at", "must be in the future")) }
 }
 
-/// A secret is shown once, so a repeated call can't be answered with it.
-pub(crate) fn no_key(request: &Request) -> std::result::Result<(), Problem> {
-    match request.headers().contains_key("idempotency-key") {
-        false => Ok(()),
-        true => Err(Problem::field(
-            "Idempotency-Key",
-            "is not taken here: the answer holds a secret that is kept nowhere and can't be repeated",
-        )),
-    }
-}
-
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Keys")]
 impl KeysApi {
     /// List API keys
@@ -144,7 +137,7 @@ impl KeysApi {
         request: &Request,
         body: Checked<CreateApiKey>,
     ) -> Result<KeyCreated> {
-        no_key(request)?;
+        let idempotent = keyed(request, caller.tenant(), body.fingerprint)?;
         let key = self.new_key(&caller, body.body)?;
         let world = &self.0.service.world;
         let secret = make_key(key.tenant.mode, &mut || world.ports.entropy.dice());
@@ -153,10 +146,13 @@ impl KeysApi {
             last4: secret[secret.len() - 4..].to_owned(),
             ..key
         };
-        let reply = self.0.service.change(Command::CreateApiKey(Box::new(key)), None).await?.value;
-        let body = ApiKeyBody { key: Some(secret), ..dressed(reply)? };
+        let kept = self.0.for_repeats(idempotent.as_ref(), &secret);
+        let command = Command::CreateApiKey { key: Box::new(key), answer: kept };
+        let answer = self.0.service.change(command, idempotent).await?;
+        let body = self.with_secret(answer.value, answer.replayed, secret)?;
         let location = format!("/v1/api-keys/{}", body.id);
-        Ok(KeyCreated::Created(Json(Success::of(body)), location))
+        let replayed = replayed(answer.replayed);
+        Ok(KeyCreated::Created(Json(Success::of(body)), location, replayed))
     }
 
     /// Get an API key
@@ -211,8 +207,8 @@ impl KeysApi {
         id: Path<String>,
         body: MaybeChecked<RotateRequest>,
     ) -> Result<KeyAnswer> {
-        no_key(request)?;
         let (tenant, id) = (caller.tenant(), key_id(&id)?);
+        let idempotent = keyed(request, tenant, body.0.fingerprint)?;
         let before = self.seen(&caller, id).await?;
         handed_on(caller.identity(), &before.scopes.to_vec())?;
         let grace = Duration::from_secs(body.0.body.grace_period_seconds.unwrap_or_default());
@@ -220,11 +216,12 @@ impl KeysApi {
         let secret = make_key(before.tenant.mode, &mut || world.ports.entropy.dice());
         let hash = hash_key(&self.0.settings.pepper, &secret);
         let last4 = secret[secret.len() - 4..].to_owned();
-        let command = Command::RotateApiKey { tenant, id, hash, last4, grace };
-        let reply = self.0.service.change(command, None).await?.value;
-        let body = ApiKeyBody { key: Some(secret), ..dressed(reply)? };
+        let kept = self.0.for_repeats(idempotent.as_ref(), &secret);
+        let command = Command::RotateApiKey { tenant, id, hash, last4, grace, answer: kept };
+        let answer = self.0.service.change(command, idempotent).await?;
+        let body = self.with_secret(answer.value, answer.replayed, secret)?;
         let etag = body.etag.clone();
-        Ok(KeyAnswer::Ok(Json(Success::of(body)), etag, None))
+        Ok(KeyAnswer::Ok(Json(Success::of(body)), etag, replayed(answer.replayed)))
     }
 
     /// Revoke an API key
@@ -264,6 +261,12 @@ impl KeysApi {
             Some(used) => ApiKeyBody::of(&ApiKey { last_used: Some(used), ..key.clone() }),
             None => ApiKeyBody::of(key),
         }
+    }
+
+    fn with_secret(&self, reply: Reply, replayed: bool, made: String) -> Result<ApiKeyBody> {
+        let Reply::NewKey(key, sealed) = reply else { return Err(Problem::internal().into()) };
+        let secret = self.0.repeated(replayed, &sealed, made)?;
+        Ok(ApiKeyBody { key: Some(secret), ..ApiKeyBody::of(&key) })
     }
 
     async fn seen(&self, caller: &Caller, id: ApiKeyId) -> Result<std::sync::Arc<ApiKey>> {

@@ -23,7 +23,7 @@ use poem_openapi::error::{
     ParseRequestPayloadError,
 };
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 use tracing::Instrument as _;
 
 use crate::{
@@ -53,19 +53,19 @@ const DISCARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// Puts the layers around the routes.
 pub(crate) fn around(
     shared: Arc<Shared>,
-    routes: impl Endpoint<Output = Response>,
+    routes: impl Endpoint<Output = Response> + 'static,
 ) -> impl Endpoint<Output = Response> {
     let routes = Arc::new(routes);
     poem::endpoint::make(move |request| {
         let (shared, routes) = (Arc::clone(&shared), Arc::clone(&routes));
-        async move { Ok::<_, Error>(serve(&shared, &*routes, request).await) }
+        async move { Ok::<_, Error>(serve(&shared, &routes, request).await) }
     })
     .map_to_response()
 }
 
-async fn serve(
-    shared: &Shared,
-    routes: &impl Endpoint<Output = Response>,
+async fn serve<E: Endpoint<Output = Response> + 'static>(
+    shared: &Arc<Shared>,
+    routes: &Arc<E>,
     mut request: Request,
 ) -> Response {
     let _counted = Counted::one_more(&shared.requests);
@@ -152,10 +152,10 @@ impl Visit {
         Self { address, identity, operation, origin }
     }
 
-    async fn serve(
+    async fn serve<E: Endpoint<Output = Response> + 'static>(
         self,
-        shared: &Shared,
-        routes: &impl Endpoint<Output = Response>,
+        shared: &Arc<Shared>,
+        routes: &Arc<E>,
         mut request: Request,
     ) -> (Standing, Response) {
         let admission = self.count(shared, &request).await;
@@ -176,18 +176,19 @@ impl Visit {
         }
         let watched = self.watched(&request);
         let response = match self.admit(shared, &mut request).await {
-            Ok(()) => call(routes, request).await,
+            Ok(()) => match watched {
+                Some(watched) => carry_through(shared, routes, request, watched).await,
+                None => call(&**routes, request).await,
+            },
             Err(problem) => {
                 discard(&mut request).await;
+                let code = problem.code().to_owned();
+                if let Some(watched) = watched {
+                    shared.audit(watched, Some(&code)).await;
+                }
                 problem.response()
             }
         };
-        if let Some(watched) = watched {
-            let refused =
-                response.status().is_client_error() || response.status().is_server_error();
-            let code = refused.then(|| refusal().unwrap_or_else(|| response.status().to_string()));
-            shared.audit(watched, code.as_deref()).await;
-        }
         (standing, self.dressed(response))
     }
 
@@ -255,6 +256,28 @@ impl Visit {
         headers.append(header::VARY, HeaderValue::from_static("origin"));
         response
     }
+}
+
+/// Carries out a change and writes it down, also when the client hangs up meanwhile: what was begun is
+/// in the audit log.
+async fn carry_through<E: Endpoint<Output = Response> + 'static>(
+    shared: &Arc<Shared>,
+    routes: &Arc<E>,
+    request: Request,
+    watched: Watched,
+) -> Response {
+    let (shared, routes) = (Arc::clone(shared), Arc::clone(routes));
+    let (tell, told) = oneshot::channel();
+    let change = async move {
+        let response = call(&*routes, request).await;
+        let refused = response.status().is_client_error() || response.status().is_server_error();
+        let code = refused.then(|| refusal().unwrap_or_else(|| response.status().to_string()));
+        shared.audit(watched, code.as_deref()).await;
+        // The client may be gone.
+        let _ = tell.send(response);
+    };
+    actors::root::detach(Box::pin(Current::get().scope(change)));
+    told.await.unwrap_or_else(|_| Problem::internal().response())
 }
 
 /// A key for certain agents sees no others: they are not there.

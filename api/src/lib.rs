@@ -85,6 +85,7 @@ pub struct Shared {
 impl Shared {
     /// Around a service. Its own tasks end with it.
     pub fn new(service: Service, settings: Settings, requests: Arc<AtomicUsize>) -> Self {
+        repeat::set_pepper(settings.pepper);
         let keys_used = Arc::new(used::KeysUsed::default());
         actors::root::detach(used::tell(service.clone(), Arc::downgrade(&keys_used)));
         Self {

@@ -10,7 +10,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use domain::{
     ApplicationId, OrgId,
     account::{Application, Mode, Redemption, Scopes, Session, Tenant},
-    directory::Command,
+    directory::{Command, Reply},
 };
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use poem::{Request, Response};
@@ -30,14 +30,14 @@ use crate::{
     body::account::{
         ApplicationBody, CreateApplication, Introspection, TokenBody, TokenQuestion, TokenRequest,
     },
-    caller::{Caller, ClientAddress, hash_key},
+    caller::{Caller, ClientAddress, by_token, hash_key},
     check::Checked,
     envelope::{Deleted, Page, Success},
     error::{ApiError, Problem, path_id},
-    keys::{handed_on, no_key},
+    keys::handed_on,
     listing::{Wanted, is_older},
-    repeat::{self, keyed},
-    tokens::{Refresh, TOKEN_SECONDS},
+    repeat::{self, keyed, replayed},
+    tokens::{Claims, Refresh, TOKEN_SECONDS},
 };
 
 pub(crate) struct OauthApi(pub(crate) Handle);
@@ -47,7 +47,7 @@ pub(crate) struct OauthApi(pub(crate) Handle);
 pub(crate) enum ApplicationCreated {
     /// The application, with its secret.
     #[oai(status = 201)]
-    Created(Json<Success<ApplicationBody>>),
+    Created(Json<Success<ApplicationBody>>, #[oai(header = "Idempotency-Replayed")] Option<String>),
 }
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -222,6 +222,19 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether an access token would be taken, and its session goes on. An application that acts for
+    /// itself has no session.
+    async fn is_live(&self, token: &str, claims: &Claims) -> Told<bool> {
+        if by_token(self, token).is_err() {
+            return Ok(false);
+        }
+        if Some(&claims.sub) == claims.client_id.as_ref() {
+            return Ok(true);
+        }
+        let (Ok(org), Ok(id)) = (claims.org.parse(), claims.sid.parse()) else { return Ok(false) };
+        Ok(self.service.session(org, id).await?.is_some())
+    }
+
     async fn introspect(
         &self,
         headers: &HeaderMap,
@@ -251,6 +264,10 @@ impl Shared {
             }));
         }
         let claims = self.verify(&question.token).ok().filter(|claims| claims.client_id == own);
+        let claims = match claims {
+            Some(claims) if self.is_live(&question.token, &claims).await? => Some(claims),
+            Some(_) | None => None,
+        };
         Ok(claims.map_or_else(Introspection::default, |claims| Introspection {
             active: true,
             scope: Some(claims.scopes.join(" ")),
@@ -398,12 +415,13 @@ impl OauthApi {
         request: &Request,
         body: Checked<CreateApplication>,
     ) -> Result<ApplicationCreated> {
-        no_key(request)?;
+        let key = keyed(request, caller.tenant(), body.fingerprint)?;
         let CreateApplication { name, redirect_uris, scopes, public, token_lifetime } = body.body;
         for (place, text) in redirect_uris.iter().enumerate() {
             check_redirect(place, text)?;
         }
         let secret = (public != Some(true)).then(|| format!("ics_{}", self.0.random_text()));
+        let kept = self.0.for_repeats(key.as_ref(), secret.as_deref().unwrap_or_default());
         let world = &self.0.service.world;
         let application = Application {
             id: world.mint(ApplicationId::new),
@@ -415,9 +433,16 @@ impl OauthApi {
             token_seconds: token_lifetime.unwrap_or(TOKEN_SECONDS),
             created_at: world.now(),
         };
-        let body = ApplicationBody { client_secret: secret, ..ApplicationBody::of(&application) };
-        self.0.service.change(Command::CreateApplication(Box::new(application)), None).await?;
-        Ok(ApplicationCreated::Created(Json(Success::of(body))))
+        let command =
+            Command::CreateApplication { application: Box::new(application), answer: kept };
+        let answer = self.0.service.change(command, key).await?;
+        let Reply::Application(row, sealed) = answer.value else {
+            return Err(Problem::internal().into());
+        };
+        let repeat = |made| self.0.repeated(answer.replayed, &sealed, made);
+        let secret = secret.map(repeat).transpose()?;
+        let body = ApplicationBody { client_secret: secret, ..ApplicationBody::of(&row) };
+        Ok(ApplicationCreated::Created(Json(Success::of(body)), replayed(answer.replayed)))
     }
 
     /// Delete an OAuth application
@@ -431,9 +456,9 @@ impl OauthApi {
         /// The `client_id`.
         id: Path<String>,
     ) -> Result<Json<Success<Deleted>>> {
-        let (org, id) = (caller.org(), path_id::<ApplicationId>("application", &id)?);
-        let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
-        self.0.service.change(Command::DeleteApplication { org, id }, key).await?;
+        let (tenant, id) = (caller.tenant(), path_id::<ApplicationId>("application", &id)?);
+        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        self.0.service.change(Command::DeleteApplication { tenant, id }, key).await?;
         Ok(Json(Success::of(Deleted::of(id))))
     }
 }

@@ -1,6 +1,9 @@
 //! `Idempotency-Key`: which key, in which scope, with which body.
 
+use std::sync::OnceLock;
+
 use domain::{account::Tenant, idempotency::Keyed};
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use poem::Request;
 use sha2::{Digest as _, Sha256};
 
@@ -30,7 +33,24 @@ pub(crate) fn keyed(
         digest.update((part.len() as u64).to_be_bytes());
         digest.update(part);
     }
+    let fingerprint = under_pepper(&fingerprint);
     Ok(Some(Keyed { hash: digest.finalize().into(), fingerprint }))
+}
+
+/// Keyed fingerprints: that of a body with a password in it must not help anybody guess.
+static PEPPER: OnceLock<[u8; 32]> = OnceLock::new();
+
+/// Says what fingerprints are keyed with, once per process.
+pub(crate) fn set_pepper(pepper: [u8; 32]) {
+    PEPPER.get_or_init(|| pepper);
+}
+
+fn under_pepper(fingerprint: &[u8; 32]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(PEPPER.get().map_or(&[0; 32], |pepper| pepper))
+        .expect("any length of key fits");
+    mac.update(b"fingerprint");
+    mac.update(fingerprint);
+    mac.finalize().into_bytes().into()
 }
 
 /// The header of a stored answer.

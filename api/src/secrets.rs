@@ -12,6 +12,7 @@ use poem_openapi::{
     param::{Path, Query},
     payload::Json,
 };
+use sha2::{Digest as _, Sha256};
 
 use crate::{
     Handle,
@@ -21,7 +22,7 @@ use crate::{
     envelope::{Deleted, Page, Success},
     error::{ApiError, Problem, path_id},
     listing::Wanted,
-    repeat::{self, keyed},
+    repeat::keyed,
 };
 
 pub(crate) struct SecretsApi(pub(crate) Handle);
@@ -121,8 +122,11 @@ impl SecretsApi {
         cloud_id: Query<Option<String>>,
     ) -> Result<Json<Success<Deleted>>> {
         let (tenant, cloud_id) = (caller.tenant(), cloud(cloud_id.0.as_deref())?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
-        let name = shown(&name);
+        if !is_secret_name(&name) {
+            return Err(domain::Rejection::SecretNotFound(shown(&name)).into());
+        }
+        let key = keyed(request, tenant, Sha256::digest(format!("{cloud_id:?}")).into())?;
+        let name = name.0;
         let command = Command::DeleteSecret { tenant, cloud_id, name: name.clone() };
         self.0.service.change(command, key).await?;
         Ok(Json(Success::of(Deleted::of(name))))

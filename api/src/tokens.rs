@@ -13,6 +13,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use domain::{
     OrgId, SessionId,
     account::{Mode, Session, SigningKey},
+    idempotency::Keyed,
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::StatusCode;
@@ -75,6 +76,9 @@ pub(crate) struct TokenCache {
     signing: Mutex<Option<(String, EncodingKey)>>,
 }
 
+/// What secrets of answers are sealed for.
+const ANSWER_PLACE: &str = "answers";
+
 /// Where a signing key's private half is sealed for.
 pub fn signing_place(id: &str) -> String {
     format!("signing/{id}")
@@ -99,6 +103,31 @@ impl Shared {
     pub(crate) fn random_text(&self) -> String {
         let dice = || self.service.world.ports.entropy.dice().to_be_bytes();
         URL_SAFE_NO_PAD.encode([dice(), dice()].concat())
+    }
+
+    /// A secret of an answer, sealed: kept for as long as the answer is repeated under its key, and
+    /// not at all without one.
+    pub(crate) fn for_repeats(&self, key: Option<&Keyed>, secret: &str) -> Vec<u8> {
+        let entropy = &*self.service.world.ports.entropy;
+        let seal = |_| self.service.world.sealer.seal(secret, ANSWER_PLACE, entropy);
+        key.map(seal).unwrap_or_default()
+    }
+
+    /// The secret of an answer: the one made now, or that of the first, equal call.
+    pub(crate) fn repeated(
+        &self,
+        replayed: bool,
+        sealed: &[u8],
+        made: String,
+    ) -> Result<String, Problem> {
+        if !replayed {
+            return Ok(made);
+        }
+        let opened = self.service.world.sealer.open(sealed, ANSWER_PLACE);
+        opened.map(|secret| secret.to_string()).map_err(|error| {
+            tracing::error!(%error, "the secret of an answer can't be repeated");
+            Problem::internal()
+        })
     }
 
     /// An access token of a session.

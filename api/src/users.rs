@@ -2,7 +2,7 @@
 
 use domain::{
     InvitationId, OrgId, Rejection, UserId,
-    account::{INVITED_FOR, Invitation, Role, User, UserPatch},
+    account::{INVITED_FOR, Invitation, Role, Scopes, User, UserPatch},
     directory::{Command, Reply},
 };
 use poem::Request;
@@ -20,7 +20,6 @@ use crate::{
     check::Checked,
     envelope::{Deleted, Page, Success},
     error::{ApiError, Problem, path_id},
-    keys::no_key,
     listing::{Wanted, is_older},
     password,
     repeat::{self, keyed, replayed},
@@ -53,7 +52,7 @@ pub(crate) enum UserCreated {
 pub(crate) enum InvitationCreated {
     /// The invitation, with its token.
     #[oai(status = 201)]
-    Created(Json<Success<InvitationBody>>),
+    Created(Json<Success<InvitationBody>>, #[oai(header = "Idempotency-Replayed")] Option<String>),
 }
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -128,12 +127,7 @@ impl UsersApi {
         let address = address.map(|text| email("email", &text)).transpose()?;
         let patch =
             UserPatch { name, role: role.map(Into::into), password_hash: None, email: address };
-        // Who may change an address may take the account over: that needs the same right as the role.
-        let patch = match patch.email.is_some() {
-            true => UserPatch { role: Some(patch.role.unwrap_or(before.role)), ..patch },
-            false => patch,
-        };
-        let (by, scopes) = (caller.identity().role(), caller.identity().scopes.clone());
+        let (by, scopes) = self.acting(&caller);
         let command = Command::UpdateUser { org, id, patch, by, scopes, if_match };
         let changed = self.0.service.change(command, key).await?;
         let Reply::User(user) = changed.value else { return Err(Problem::internal().into()) };
@@ -153,7 +147,7 @@ impl UsersApi {
     ) -> Result<Json<Success<Deleted>>> {
         let (org, id) = (caller.org(), path_id::<UserId>("user", &id)?);
         let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
-        let (by, scopes) = (caller.identity().role(), caller.identity().scopes.clone());
+        let (by, scopes) = self.acting(&caller);
         self.0.service.change(Command::RemoveUser { org, id, by, scopes }, key).await?;
         Ok(Json(Success::of(Deleted::of(id))))
     }
@@ -193,9 +187,10 @@ impl UsersApi {
         request: &Request,
         body: Checked<CreateInvitation>,
     ) -> Result<InvitationCreated> {
-        no_key(request)?;
+        let key = keyed(request, caller.tenant(), body.fingerprint)?;
         let world = &self.0.service.world;
         let (now, token) = (world.now(), format!("ii_{}", self.0.random_text()));
+        let kept = self.0.for_repeats(key.as_ref(), &token);
         let invitation = Invitation {
             id: world.mint(InvitationId::new),
             org: caller.org(),
@@ -206,11 +201,16 @@ impl UsersApi {
             created_at: now,
             expires_at: now.plus(INVITED_FOR),
         };
-        let dressed = InvitationBody { token: Some(token), ..InvitationBody::of(&invitation) };
-        let (by, scopes) = (caller.identity().role(), caller.identity().scopes.clone());
-        let command = Command::Invite { invitation: Box::new(invitation), by, scopes };
-        self.0.service.change(command, None).await?;
-        Ok(InvitationCreated::Created(Json(Success::of(dressed))))
+        let (by, scopes) = self.acting(&caller);
+        let command =
+            Command::Invite { invitation: Box::new(invitation), by, scopes, answer: kept };
+        let answer = self.0.service.change(command, key).await?;
+        let Reply::Invitation(row, sealed) = answer.value else {
+            return Err(Problem::internal().into());
+        };
+        let token = self.0.repeated(answer.replayed, &sealed, token)?;
+        let body = InvitationBody { token: Some(token), ..InvitationBody::of(&row) };
+        Ok(InvitationCreated::Created(Json(Success::of(body)), replayed(answer.replayed)))
     }
 
     /// Withdraw an invitation
@@ -264,6 +264,14 @@ impl UsersApi {
         let Reply::User(user) = reply else { return Err(Problem::internal().into()) };
         let location = format!("/v1/users/{}", user.id);
         Ok(UserCreated::Created(Json(Success::of(UserBody::of(&user))), location))
+    }
+}
+
+impl UsersApi {
+    /// As whom and with what the caller changes people.
+    fn acting(&self, caller: &Caller) -> (Option<Role>, Scopes) {
+        let directory = self.0.service.world.directory().read();
+        (caller.identity().acts_as(&directory), caller.identity().scopes.clone())
     }
 }
 

@@ -34,7 +34,6 @@ use crate::{
     check::{Checked, MaybeChecked},
     envelope::{Deleted, Page, Success},
     error::{ApiError, Problem, path_id},
-    keys::no_key,
     listing::{Wanted, is_older},
     query,
     repeat::{self, keyed, replayed},
@@ -62,7 +61,11 @@ pub(crate) enum WebhookAnswer {
 pub(crate) enum WebhookCreated {
     /// The webhook, with its secret.
     #[oai(status = 201)]
-    Created(Json<Success<WebhookBody>>, #[oai(header = "Location")] String),
+    Created(
+        Json<Success<WebhookBody>>,
+        #[oai(header = "Location")] String,
+        #[oai(header = "Idempotency-Replayed")] Option<String>,
+    ),
 }
 
 /// How much is sent again.
@@ -172,13 +175,15 @@ impl WebhooksApi {
         request: &Request,
         body: Checked<CreateWebhook>,
     ) -> Result<WebhookCreated> {
-        no_key(request)?;
+        let key = keyed(request, caller.tenant(), body.fingerprint)?;
         let (row, secret) = self.new_webhook(caller.tenant(), body.body)?;
-        let reply = self.0.service.change(Command::CreateWebhook(Box::new(row)), None).await?.value;
-        let Reply::Webhook(row) = reply else { return Err(Problem::internal().into()) };
-        let body = WebhookBody { secret: Some(secret), ..self.dressed(&row).await? };
+        let command = Command::CreateWebhook(Box::new(row));
+        let answer = self.0.service.change(command, key).await?;
+        let Reply::Webhook(row) = answer.value else { return Err(Problem::internal().into()) };
+        let body = self.with_secret(&row, answer.replayed, secret).await?;
         let location = format!("/v1/webhooks/{}", body.id);
-        Ok(WebhookCreated::Created(Json(Success::of(body)), location))
+        let replayed = replayed(answer.replayed);
+        Ok(WebhookCreated::Created(Json(Success::of(body)), location, replayed))
     }
 
     /// Get a webhook
@@ -230,6 +235,10 @@ impl WebhooksApi {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.0.service.change(Command::DeleteWebhook { tenant, id }, key).await?;
+        // Its shard may have no leader right now: what is left there expires by itself.
+        if let Err(error) = self.0.service.drop_hook(id).await {
+            tracing::info!(webhook_id = %id, %error, "deliveries of a deleted webhook stay a while");
+        }
         Ok(Json(Success::of(Deleted::of(id))))
     }
 
@@ -270,8 +279,8 @@ impl WebhooksApi {
         id: Path<String>,
         body: MaybeChecked<RotateSecret>,
     ) -> Result<WebhookAnswer> {
-        no_key(request)?;
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
+        let key = keyed(request, tenant, body.0.fingerprint)?;
         self.row(&caller, id).await?;
         let RotateSecret { secret, grace_period_seconds } = body.0.body;
         let secret = secret.unwrap_or_else(|| self.new_secret());
@@ -279,11 +288,11 @@ impl WebhooksApi {
         let grace = Duration::from_secs(grace_period_seconds.unwrap_or(GRACE_SECONDS));
         let (sealed, hint) = self.sealed(id, &secret);
         let command = Command::RotateWebhook { tenant, id, sealed, hint, grace };
-        let reply = self.0.service.change(command, None).await?.value;
-        let Reply::Webhook(row) = reply else { return Err(Problem::internal().into()) };
-        let body = WebhookBody { secret: Some(secret), ..self.dressed(&row).await? };
+        let answer = self.0.service.change(command, key).await?;
+        let Reply::Webhook(row) = answer.value else { return Err(Problem::internal().into()) };
+        let body = self.with_secret(&row, answer.replayed, secret).await?;
         let etag = body.etag.clone();
-        Ok(WebhookAnswer::Ok(Json(Success::of(body)), etag, None))
+        Ok(WebhookAnswer::Ok(Json(Success::of(body)), etag, replayed(answer.replayed)))
     }
 
     /// Test a webhook
@@ -476,8 +485,26 @@ impl WebhooksApi {
         Ok(self.0.service.directory().await?.read().webhook(caller.tenant(), id)?)
     }
 
+    /// With the secret made now, or that of the first, equal call: the row has it, sealed.
+    async fn with_secret(
+        &self,
+        row: &Webhook,
+        replayed: bool,
+        made: String,
+    ) -> Result<WebhookBody> {
+        let secret = match replayed {
+            false => made,
+            true => {
+                let opened = self.0.service.world.sealer.open(&row.sealed, &sealed_place(row.id));
+                opened.map_err(|_| Problem::internal())?.to_string()
+            }
+        };
+        Ok(WebhookBody { secret: Some(secret), ..self.dressed(row).await? })
+    }
+
+    /// A webhook with its statistics; without them where their shard does not answer right now.
     async fn dressed(&self, row: &Webhook) -> Result<WebhookBody> {
-        let hook = self.0.service.hook_state(row.id).await?;
+        let hook = self.0.service.hook_state(row.id).await.unwrap_or_default();
         Ok(WebhookBody::of(row, &hook, self.0.service.world.now()))
     }
 
@@ -490,9 +517,9 @@ impl WebhooksApi {
     /// `whsec_` and the base64 of 33 random bytes, without the two characters that other alphabets
     /// write differently: every library reads it alike.
     fn new_secret(&self) -> String {
-        let dice = || self.0.service.world.ports.entropy.dice().to_be_bytes();
+        let dice = || self.0.service.world.ports.entropy.dice();
         loop {
-            let bytes = [dice(), dice(), dice()].concat();
+            let bytes = [dice(), dice(), dice()].map(u128::to_be_bytes).concat();
             let text = STANDARD.encode(&bytes[..33]);
             if !text.contains(['+', '/']) {
                 return format!("{SECRET_PREFIX}{text}");
@@ -530,6 +557,7 @@ impl WebhooksApi {
             ordering: body.ordering.map(Into::into).unwrap_or_default(),
             rate_limit_per_s: body.rate_limit_per_s,
             metadata,
+            enabled_at: now,
             disabled_at: (!active).then_some(now),
             disabled_reason: (!active).then(|| "user".to_owned()),
             created_at: now,

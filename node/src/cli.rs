@@ -55,8 +55,7 @@ enum Command {
 
 /// What is logged unless `ROOST_LOG` says otherwise. A group that ends while it still has peers to greet
 /// is no error, though openraft calls it one.
-const QUIET: &str =
-    "warn,openraft=error,openraft::core::heartbeat=off,openraft::raft::raft_inner=off,poem=error";
+const QUIET: &str = "warn,openraft=error,openraft::core::heartbeat=off,openraft::raft::raft_inner=off,poem=error,rustls_platform_verifier=off";
 
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {

@@ -17,6 +17,8 @@ use actors::ports::Clock as _;
 const TOLERANCE_SECONDS: u64 = 300;
 /// Between questions for new events.
 const ASKED_EVERY: Duration = Duration::from_millis(500);
+/// How far back a question for new events reaches.
+const OVERLAP: Duration = Duration::from_secs(5);
 /// How long the own receiver may take.
 const FORWARDED_WITHIN: Duration = Duration::from_secs(15);
 
@@ -188,7 +190,11 @@ impl Listener {
     }
 
     async fn forward_new(&self, last: &mut Last) -> anyhow::Result<()> {
-        let since = last.since.clone().unwrap_or_else(|| "1970-01-01T00:00:00Z".to_owned());
+        // Events of different origins may arrive a little out of order: the window overlaps.
+        let since = match last.since.as_deref().map(str::parse::<domain::Timestamp>) {
+            Some(Ok(at)) => at.minus(OVERLAP).to_string(),
+            Some(Err(_)) | None => "1970-01-01T00:00:00Z".to_owned(),
+        };
         let query = [("sort", "created_at"), ("limit", "100"), ("since", since.as_str())];
         for event in self.page(&query).await? {
             let id = event["id"].as_str().unwrap_or_default().to_owned();

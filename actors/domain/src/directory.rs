@@ -123,7 +123,7 @@ pub enum Command {
     /// `PATCH /v1/organizations/:id`.
     UpdateOrganization { id: OrgId, patch: OrganizationPatch, if_match: Option<u64> },
     /// `POST /v1/invitations`, by somebody who may do this much.
-    Invite { invitation: Box<Invitation>, by: Option<Role>, scopes: Scopes },
+    Invite { invitation: Box<Invitation>, by: Option<Role>, scopes: Scopes, answer: Vec<u8> },
     /// `DELETE /v1/invitations/:id`.
     WithdrawInvitation { org: OrgId, id: InvitationId },
     /// `POST /v1/invitations/accept`. Organization, address and role are the invitation's.
@@ -140,19 +140,27 @@ pub enum Command {
     /// `DELETE /v1/users/:id`.
     RemoveUser { org: OrgId, id: UserId, by: Option<Role>, scopes: Scopes },
     /// `POST /v1/api-keys`.
-    CreateApiKey(Box<ApiKey>),
+    /// What an answer holds beside the row is kept sealed, for as long as the answer is repeated.
+    CreateApiKey { key: Box<ApiKey>, answer: Vec<u8> },
     /// `PATCH /v1/api-keys/:id`.
     UpdateApiKey { tenant: Tenant, id: ApiKeyId, patch: ApiKeyPatch, if_match: Option<u64> },
     /// `POST /v1/api-keys/:id/rotate`.
-    RotateApiKey { tenant: Tenant, id: ApiKeyId, hash: [u8; 32], last4: String, grace: Duration },
+    RotateApiKey {
+        tenant: Tenant,
+        id: ApiKeyId,
+        hash: [u8; 32],
+        last4: String,
+        grace: Duration,
+        answer: Vec<u8>,
+    },
     /// `DELETE /v1/api-keys/:id`.
     DeleteApiKey { tenant: Tenant, id: ApiKeyId },
     /// What nodes have seen of keys.
     NoteKeyUse(Vec<(ApiKeyId, Used)>),
     /// `POST /v1/oauth/applications`.
-    CreateApplication(Box<Application>),
+    CreateApplication { application: Box<Application>, answer: Vec<u8> },
     /// `DELETE /v1/oauth/applications/:id`.
-    DeleteApplication { org: OrgId, id: ApplicationId },
+    DeleteApplication { tenant: Tenant, id: ApplicationId },
     /// `PUT /v1/secrets/:name`; version and times are the directory's.
     PutSecret(Box<Secret>),
     /// `DELETE /v1/secrets/:name`.
@@ -209,6 +217,12 @@ pub enum Reply {
     User(Box<User>),
     /// The key as it is now.
     ApiKey(Box<ApiKey>),
+    /// The key as it is now, and the sealed secret of the answer.
+    NewKey(Box<ApiKey>, Vec<u8>),
+    /// The invitation, and its sealed token.
+    Invitation(Box<Invitation>, Vec<u8>),
+    /// The application, and its sealed secret.
+    Application(Box<Application>, Vec<u8>),
     /// The secret as it is now.
     Secret(Box<Secret>),
     /// The webhook as it is now.
@@ -484,7 +498,7 @@ impl Machine for Directory {
             C::UpdateOrganization { id, patch, if_match } => {
                 account::update_organization(self, *id, patch, *if_match, at)
             }
-            C::Invite { invitation, by, scopes } => {
+            C::Invite { invitation, by, scopes, .. } => {
                 account::invite(self, invitation, *by, scopes, at)
             }
             C::WithdrawInvitation { org, id } => {
@@ -497,19 +511,21 @@ impl Machine for Directory {
             C::RemoveUser { org, id, by, scopes } => {
                 account::remove_user(self, (*org, *id), (*by, scopes))
             }
-            C::CreateApiKey(key) => account::create_key(self, key),
+            C::CreateApiKey { key, .. } => account::create_key(self, key),
             C::UpdateApiKey { tenant, id, patch, if_match } => {
                 account::update_key(self, (*tenant, *id), patch, *if_match, at)
             }
-            C::RotateApiKey { tenant, id, hash, last4, grace } => {
+            C::RotateApiKey { tenant, id, hash, last4, grace, .. } => {
                 account::rotate_key(self, (*tenant, *id), (hash, last4), *grace, at)
             }
             C::DeleteApiKey { tenant, id } => {
                 self.key(*tenant, *id).map(|row| vec![Event::ApiKeyGone(row.id)])
             }
             C::NoteKeyUse(uses) => Ok(self.newer_uses(uses)),
-            C::CreateApplication(row) => account::create_application(self, row),
-            C::DeleteApplication { org, id } => account::delete_application(self, *org, *id),
+            C::CreateApplication { application, .. } => {
+                account::create_application(self, application)
+            }
+            C::DeleteApplication { tenant, id } => account::delete_application(self, *tenant, *id),
             C::PutSecret(row) => secret::put(self, row, at),
             C::DeleteSecret { tenant, cloud_id, name } => {
                 secret::delete(self, *tenant, *cloud_id, name)
@@ -633,8 +649,18 @@ impl Machine for Directory {
             C::UpdateOrganization { id, .. } => self.organization_reply(*id),
             C::AcceptInvitation { user, .. } => self.user_reply(user.id),
             C::UpdateUser { id, .. } => self.user_reply(*id),
-            C::CreateApiKey(key) => self.key_reply(key.id),
-            C::UpdateApiKey { id, .. } | C::RotateApiKey { id, .. } => self.key_reply(*id),
+            C::CreateApiKey { key, answer } => Reply::NewKey(key.clone(), answer.clone()),
+            C::Invite { invitation, answer, .. } => {
+                Reply::Invitation(invitation.clone(), answer.clone())
+            }
+            C::CreateApplication { application, answer } => {
+                Reply::Application(application.clone(), answer.clone())
+            }
+            C::RotateApiKey { id, answer, .. } => match self.api_keys.get(id) {
+                Some(key) => Reply::NewKey(Box::new(ApiKey::clone(&key)), answer.clone()),
+                None => Reply::Done,
+            },
+            C::UpdateApiKey { id, .. } => self.key_reply(*id),
             C::CreateWebhook(row) => self.webhook_reply(row.id),
             C::UpdateWebhook { id, .. } | C::RotateWebhook { id, .. } => self.webhook_reply(*id),
             C::PutSecret(row) => {
@@ -646,12 +672,10 @@ impl Machine for Directory {
             | C::TurnGossipKey { .. }
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
-            | C::Invite { .. }
             | C::WithdrawInvitation { .. }
             | C::RemoveUser { .. }
             | C::DeleteApiKey { .. }
             | C::NoteKeyUse(_)
-            | C::CreateApplication(_)
             | C::DeleteApplication { .. }
             | C::DeleteSecret { .. }
             | C::PutSigningKey { .. }

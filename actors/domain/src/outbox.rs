@@ -308,7 +308,7 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
                 tenant: row.tenant,
                 kind: Kind::WebhookDisabled,
                 data: json!({
-                    "webhook_id": id, "url": row.url, "reason": reason,
+                    "webhook_id": id, "reason": reason,
                     "disabled_at": at.to_string(),
                 }),
                 agent: None,

@@ -444,7 +444,7 @@ impl Machine for Shard {
             }
             Event::DeliveryAgain(row) => {
                 self.delivered.remove(&row.key());
-                self.deliveries.put(row.key(), Delivery::clone(row));
+                self.queue_delivery(row);
             }
             Event::HookGone(webhook) => self.drop_hook(*webhook),
             Event::Told(up_to) => self.outbox.told(*up_to),

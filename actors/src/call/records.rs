@@ -18,7 +18,7 @@ use super::{Service, ServiceError};
 use crate::ask::{self, Ask, Told};
 
 /// Rows looked at for one page at most; a filter that fits none of them gives a short page.
-const LOOKED_AT_MAX: usize = 20_000;
+const LOOKED_AT_MAX: usize = 200_000;
 
 /// A page of the audit log, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -160,13 +160,17 @@ impl DeliveriesWanted {
     }
 
     fn read(&self, state: &Shard) -> Vec<Delivery> {
-        let from = (self.webhook.0, self.before.unwrap_or(DeliveryId(u128::MAX)));
+        // Ids are made of the event's time: the walk begins where the window ends.
+        let end = self.until.map_or(DeliveryId(u128::MAX), |until| DeliveryId::new(until, 0));
+        let from = (self.webhook.0, self.before.map_or(end, |before| before.min(end)));
         let mut found = vec![];
         for table in [&state.deliveries, &state.delivered] {
             let (mut taken, mut looked_at) = (0, 0);
             table.walk(Some(&from), Order::Descending, |key, row| {
                 looked_at += 1;
-                if key.0 != self.webhook.0 || taken == self.limit || looked_at > LOOKED_AT_MAX {
+                let is_past = self.since.is_some_and(|since| row.event.at < since);
+                let is_over = key.0 != self.webhook.0 || is_past || taken == self.limit;
+                if is_over || looked_at > LOOKED_AT_MAX {
                     return ControlFlow::Break(());
                 }
                 if self.takes(&row) {

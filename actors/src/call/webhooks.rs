@@ -78,6 +78,11 @@ impl Service {
         Ok(*hook)
     }
 
+    /// A webhook is gone: so is what its shard knows of it.
+    pub async fn drop_hook(&self, webhook: WebhookId) -> Result<(), ServiceError> {
+        self.at_hook(webhook, Command::DropHook { webhook }).await
+    }
+
     /// Has a delivery tried again at once.
     pub async fn redeliver(&self, webhook: WebhookId, id: DeliveryId) -> Result<(), ServiceError> {
         let command = Command::Redeliver { webhook, ids: vec![id], cause: Cause::Manual };

@@ -34,6 +34,8 @@ const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 const IDLE_FOR: Duration = Duration::from_secs(60);
 /// Requests at once to one host.
 const PER_HOST: usize = 64;
+/// How long a request waits for its turn at a host.
+const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// Hosts remembered; more begin anew.
 const HOSTS_MAX: usize = 10_000;
 
@@ -135,7 +137,8 @@ impl Resolve for Guard {
                 return Err(OutboundError::Unresolved.into());
             }
             // One forbidden address spoils all: a name that has both is no accident.
-            found.iter().try_for_each(|one| guard.check(one.ip()))?;
+            let forbidden = || OutboundError::Forbidden(format!("of {}", name.as_str()));
+            found.iter().try_for_each(|one| guard.check(one.ip()).map_err(|_| forbidden()))?;
             Ok(Box::new(found.into_iter()) as Addrs)
         }
         .boxed()
@@ -193,7 +196,11 @@ impl HttpsOutbound {
             self.guard.check(literal)?;
         }
         let turns = self.turns(&host);
-        let _turn = turns.acquire().await.map_err(|_| refused("shutting down"))?;
+        // Signatures are of a moment: a request that waits for long is not sent any more.
+        let turn = tokio::time::timeout(TURN_WITHIN, turns.acquire()).await;
+        let _turn = turn
+            .map_err(|_| refused("too many deliveries to this host at once"))?
+            .map_err(|_| refused("the node stops"))?;
         let mut sent = self
             .client
             .post(url)
@@ -222,7 +229,11 @@ async fn beginning(response: reqwest::Response) -> String {
             break;
         }
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    // What was no text became longer.
+    let end = (0..=ANSWER_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// The cause that whoever runs the receiver can do something about.

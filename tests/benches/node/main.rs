@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod calls;
+mod hooks;
 mod many;
 mod work;
 
@@ -54,5 +55,6 @@ async fn main() {
     work::jobs(&me, &id, yardstick, etcd).await;
     println!("  {} MiB resident at their end", resident_mib(node.pid()));
     drop(node);
+    hooks::deliveries(etcd).await;
     many::many(&mut Node::start()).await;
 }

@@ -270,11 +270,25 @@ async fn people_are_invited_have_a_role_and_go() {
     let tokens = log_in(&owner, "ada@example.com", "correct horse").await.data(200);
     let admin = node.caller(text(&tokens["access_token"]));
     admin.get("/v1/users").await.data(200);
-    // An admin makes and unmakes no owner.
+    // An admin makes and unmakes no owner, by no detour.
+    let made = new_key(&admin, json!({ "name": "detour" })).await;
+    let again = new_key(&node.caller(text(&made["key"])), json!({ "name": "longer detour" })).await;
+    for key in [&made, &again] {
+        let detour = node.caller(text(&key["key"]));
+        detour.patch(&path, &json!({ "role": "owner" })).await.refused(403, "INSUFFICIENT_SCOPE");
+        let owner = json!({ "email": "x@example.com", "role": "owner" });
+        detour.post("/v1/invitations", &owner).await.refused(403, "INSUFFICIENT_SCOPE");
+    }
+    let tester = node.tester();
+    let owner_to_be = json!({ "email": "x@example.com", "role": "owner" });
+    tester.post("/v1/invitations", &owner_to_be).await.refused(403, "TEST_MODE_ONLY");
+    tester.patch(&path, &json!({ "name": "x" })).await.refused(403, "TEST_MODE_ONLY");
     admin.patch(&path, &json!({ "role": "owner" })).await.refused(403, "INSUFFICIENT_SCOPE");
     let users = admin.get("/v1/users").await.data(200);
     let first = users["items"].as_array().expect("users").iter().find(|u| u["role"] == "owner");
     let first = format!("/v1/users/{}", text(&first.expect("an owner")["id"]));
+    let theirs = json!({ "email": "y@example.com" });
+    admin.patch(&first, &theirs).await.refused(403, "INSUFFICIENT_SCOPE");
     admin.delete(&first).await.refused(403, "INSUFFICIENT_SCOPE");
     owner.delete(&first).await.refused(409, "INVALID_STATE");
     let taken = json!({ "email": "ada@example.com" });

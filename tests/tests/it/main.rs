@@ -11,6 +11,7 @@ mod jobs;
 mod limits;
 mod logs;
 mod oauth;
+mod receivers;
 mod repeat;
 mod rollout;
 mod secrets;

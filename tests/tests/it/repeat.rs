@@ -130,3 +130,34 @@ async fn a_long_answer_is_kept_beside_the_log_for_its_repetition() {
     assert_eq!(again.header("idempotency-replayed"), Some("true"));
     assert_eq!(again.data(200)["output"], first["output"], "several sweeps went by");
 }
+
+/// Answers that hold a secret are repeated too, although the secret is kept nowhere.
+#[tokio::test]
+async fn a_repeated_call_is_answered_with_the_same_secret() {
+    let node = Node::start();
+    let customer = node.customer();
+    let hook = json!({ "url": "https://receiver.example/hook", "events": ["*"] });
+    let app =
+        json!({ "name": "x", "redirect_uris": ["https://a.example/"], "scopes": ["agents:read"] });
+    for (path, body, secret) in [
+        ("/v1/api-keys", json!({ "name": "x" }), "key"),
+        ("/v1/webhooks", hook, "secret"),
+        ("/v1/oauth/applications", app, "client_secret"),
+        ("/v1/invitations", json!({ "email": "a@b.example", "role": "viewer" }), "token"),
+    ] {
+        let send = |key: &'static str| {
+            let request = customer.request(reqwest::Method::POST, path).json(&body);
+            customer.send(request.header("idempotency-key", key))
+        };
+        let (first, again) = (send("one").await, send("one").await);
+        assert_eq!(again.header("idempotency-replayed"), Some("true"), "{path}");
+        let (first, again) = (first.data(201), again.data(201));
+        assert_eq!(first, again, "{path}");
+        assert!(first[secret].is_string(), "{path}: {first}");
+        if path == "/v1/api-keys" {
+            let key = first["key"].as_str().expect("a key");
+            node.caller(key).get("/v1/clouds").await.data(200);
+            assert_ne!(send("two").await.data(201)["key"], first["key"]);
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ApplicationId, OrgId, Rejection, SessionId, Timestamp, UserId,
+    ApplicationId, Rejection, SessionId, Timestamp, UserId,
     account::{Scopes, Session, Tenant},
     directory::Directory,
     event::DirectoryEvent,
@@ -92,13 +92,13 @@ impl Code {
 }
 
 impl Directory {
-    /// An application of this organization.
+    /// An application that this tenant may see.
     pub fn application(
         &self,
-        org: OrgId,
+        tenant: Tenant,
         id: ApplicationId,
     ) -> Result<Arc<Application>, Rejection> {
-        let row = self.applications.get(&id).filter(|row| row.tenant.org == org);
+        let row = self.applications.get(&id).filter(|row| row.tenant == tenant);
         row.ok_or(Rejection::ApplicationNotFound(id))
     }
 }
@@ -118,9 +118,9 @@ pub(crate) fn create(
 
 pub(crate) fn delete(
     state: &Directory,
-    org: OrgId,
+    tenant: Tenant,
     id: ApplicationId,
 ) -> Result<Vec<DirectoryEvent>, Rejection> {
-    state.application(org, id)?;
+    state.application(tenant, id)?;
     Ok(vec![DirectoryEvent::ApplicationGone(id)])
 }

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    InvitationId, OrgId, Rejection, Timestamp, UserId,
-    account::{Role, Scopes},
+    ApiKeyId, InvitationId, OrgId, Rejection, Timestamp, UserId,
+    account::{ApiKey, Role, Scopes},
     directory::Directory,
     event::DirectoryEvent,
 };
@@ -80,7 +80,25 @@ pub struct Invitation {
     pub expires_at: Timestamp,
 }
 
+/// Keys that made keys are looked through this far.
+const MAKERS_MAX: usize = 8;
+
 impl Directory {
+    /// As whom a key acts: as whoever made it, who may have made it with another key. The first keys of
+    /// an organization are its owner's.
+    pub fn role_of_key(&self, key: &ApiKey) -> Option<Role> {
+        let mut maker = key.created_by.clone();
+        for _ in 0..MAKERS_MAX {
+            let Some(text) = maker else { return Some(Role::Owner) };
+            if let Ok(user) = text.parse::<UserId>() {
+                return self.user(key.tenant.org, user).ok().map(|user| user.role);
+            }
+            let id: ApiKeyId = text.parse().ok()?;
+            maker = self.api_keys.get(&id)?.created_by.clone();
+        }
+        None
+    }
+
     /// A person of this organization.
     pub fn user(&self, org: OrgId, id: UserId) -> Result<Arc<User>, Rejection> {
         self.users.get(&id).filter(|user| user.org == org).ok_or(Rejection::UserNotFound(id))
@@ -113,7 +131,7 @@ impl Directory {
 
 /// Nobody but owners changes owners, and nobody hands on more than they have.
 fn may_give(by: Option<Role>, scopes: &Scopes, role: Role) -> Result<(), Rejection> {
-    let is_owner = by.is_none_or(|by| by == Role::Owner);
+    let is_owner = by == Some(Role::Owner);
     if role == Role::Owner && !is_owner || scopes.lacks(&role.scopes()).is_some() {
         return Err(Rejection::RoleTooHigh(role.as_str().to_owned()));
     }
@@ -175,7 +193,8 @@ pub(crate) fn change(
     if if_match.is_some_and(|wanted| wanted != before.revision) {
         return Err(Rejection::StaleObject);
     }
-    if patch.role.is_some() {
+    // Who changes an address may take the account over: that takes the same right.
+    if patch.role.is_some() || patch.email.is_some() {
         may_give(by.0, by.1, before.role)?;
     }
     let mut user = User::clone(&before);

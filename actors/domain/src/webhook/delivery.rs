@@ -28,6 +28,10 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Most bytes of a receiver's answer that are kept.
 pub const ANSWER_BYTES_MAX: usize = 4096;
+/// Most bytes of earlier answers that are kept.
+const OLD_ANSWER_BYTES_MAX: usize = 256;
+/// Most deliveries that wait for one webhook; further ones are given up at once, and can be recovered.
+pub const PENDING_MAX: u64 = 100_000;
 /// A receiver that failed for this long is disabled…
 pub const DISABLED_AFTER: Duration = Duration::from_secs(5 * 24 * 3600);
 /// …if deliveries to it were given up this far apart.
@@ -146,6 +150,11 @@ pub fn id_of(event: &Occurrence, webhook: WebhookId) -> DeliveryId {
 }
 
 impl Delivery {
+    /// When it ended, if it did.
+    fn ended_at(&self) -> Timestamp {
+        self.attempts.last().map_or(self.created_at, |attempt| attempt.at)
+    }
+
     /// The key of its row.
     pub fn key(&self) -> (u128, DeliveryId) {
         (self.webhook.0, self.id)
@@ -205,6 +214,9 @@ pub struct HookState {
     pub failing_since: Option<Timestamp>,
     /// The first delivery that was given up since then.
     pub given_up_at: Option<Timestamp>,
+    /// Deliveries on their way.
+    #[serde(default)]
+    pub pending: u64,
 }
 
 const HOURS_KEPT: u64 = 24;
@@ -234,10 +246,11 @@ impl HookState {
         recent.fold((0, 0), |sum, (_, counts)| (sum.0 + counts.0, sum.1 + counts.1))
     }
 
-    /// Whether a delivery given up now is one too many.
-    pub fn is_lost(&self, at: Timestamp) -> bool {
-        let failing = self.failing_since.is_some_and(|since| since.plus(DISABLED_AFTER) <= at);
-        failing && self.given_up_at.is_some_and(|first| first.plus(GIVEN_UP_APART) <= at)
+    /// Whether a delivery given up now is one too many for a webhook that is on since `enabled_at`.
+    pub fn is_lost(&self, enabled_at: Timestamp, at: Timestamp) -> bool {
+        let over = |since: Timestamp, time| since.max(enabled_at).plus(time) <= at;
+        self.failing_since.is_some_and(|since| over(since, DISABLED_AFTER))
+            && self.given_up_at.is_some_and(|first| over(first, GIVEN_UP_APART))
     }
 }
 
@@ -273,6 +286,7 @@ pub(crate) fn enqueue(
     at: Timestamp,
 ) -> Vec<ShardEvent> {
     let mut last: BTreeMap<WebhookId, u64> = BTreeMap::new();
+    let mut pending: BTreeMap<WebhookId, u64> = BTreeMap::new();
     let mut seen = std::collections::BTreeSet::new();
     let mut events = vec![];
     for (webhook, event) in wanted {
@@ -283,18 +297,27 @@ pub(crate) fn enqueue(
         let known = || state.hooks.get(webhook).map_or(0, |hook| hook.sequence);
         let sequence = last.entry(*webhook).or_insert_with(known);
         *sequence += 1;
-        events.push(ShardEvent::DeliveryQueued(Box::new(Delivery {
+        let waiting = pending
+            .entry(*webhook)
+            .or_insert_with(|| state.hooks.get(webhook).map_or(0, |hook| hook.pending));
+        let has_room = *waiting < PENDING_MAX;
+        *waiting += u64::from(has_room);
+        let row = Delivery {
             id,
             webhook: *webhook,
             event: event.clone(),
             sequence: *sequence,
-            status: Status::Pending,
+            status: if has_room { Status::Pending } else { Status::Exhausted },
             attempts: vec![],
             tried: 0,
-            next_at: Some(at),
+            next_at: has_room.then_some(at),
             cause,
             created_at: at,
-        })));
+        };
+        events.push(match has_room {
+            true => ShardEvent::DeliveryQueued(Box::new(row)),
+            false => ShardEvent::DeliveryEnded(Box::new(row)),
+        });
     }
     events
 }
@@ -314,10 +337,25 @@ pub struct Tried {
     pub is_gone: bool,
 }
 
+/// Only the last attempt's answer is kept whole.
+fn shorten(answer: &mut String) {
+    let end = (0..=OLD_ANSWER_BYTES_MAX).rev().find(|end| answer.is_char_boundary(*end));
+    answer.truncate(end.unwrap_or(0));
+}
+
 /// An attempt ended.
 pub(crate) fn note(state: &Shard, tried: &Tried) -> Vec<ShardEvent> {
     let Some(row) = state.deliveries.get(&(tried.webhook.0, tried.id)) else { return vec![] };
+    let is_known =
+        |one: &Attempt| one.at == tried.attempt.at && one.node_id == tried.attempt.node_id;
+    if row.attempts.iter().any(is_known) {
+        // Written down before, by a proposal whose answer was lost.
+        return vec![];
+    }
     let mut row = Delivery::clone(&row);
+    for attempt in &mut row.attempts {
+        shorten(&mut attempt.answer);
+    }
     row.attempts.push(tried.attempt.clone());
     row.tried += u32::from(tried.attempt.cause == Cause::Schedule);
     row.cause = Cause::Schedule;
@@ -358,23 +396,32 @@ impl Shard {
         let known = self.hooks.get(&row.webhook);
         let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
         hook.sequence = hook.sequence.max(row.sequence);
+        hook.pending += u64::from(!self.deliveries.contains(&row.key()));
         self.hooks.put(row.webhook, hook);
         self.deliveries.put(row.key(), row.clone());
     }
 
     pub(crate) fn note_attempt(&mut self, row: &Delivery) {
-        let Some(attempt) = row.attempts.last() else { return };
         let known = self.hooks.get(&row.webhook);
         let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
-        hook.note(attempt);
-        if row.status == Status::Exhausted {
-            hook.given_up_at.get_or_insert(attempt.at);
+        hook.sequence = hook.sequence.max(row.sequence);
+        if let Some(attempt) = row.attempts.last() {
+            hook.note(attempt);
+            if row.status == Status::Exhausted {
+                hook.given_up_at.get_or_insert(attempt.at);
+            }
         }
         self.hooks.put(row.webhook, hook);
     }
 
     pub(crate) fn end_delivery(&mut self, row: &Delivery) {
-        let at = row.attempts.last().map_or(row.created_at, |attempt| attempt.at);
+        let at = row.ended_at();
+        if self.deliveries.contains(&row.key()) {
+            let known = self.hooks.get(&row.webhook);
+            let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
+            hook.pending = hook.pending.saturating_sub(1);
+            self.hooks.put(row.webhook, hook);
+        }
         self.deliveries.remove(&row.key());
         self.delivered.put(row.key(), row.clone());
         let until = u128::from(at.plus(KEPT_FOR).millis());
@@ -413,8 +460,11 @@ impl Shard {
             self.events_until.remove(&key);
         }
         for key in self.delivered_until.due(at, crate::idempotency::SWEPT_AT_ONCE) {
-            if let Some(webhook) = self.delivered_until.get(&key) {
-                self.delivered.remove(&(webhook.0, key.1));
+            let webhook = self.delivered_until.get(&key);
+            let row = webhook.and_then(|webhook| self.delivered.get(&(webhook.0, key.1)));
+            // One that was sent again since then stays for its own time.
+            if let Some(row) = row.filter(|row| row.ended_at().plus(KEPT_FOR) <= at) {
+                self.delivered.remove(&row.key());
             }
             self.delivered_until.remove(&key);
         }
@@ -455,12 +505,13 @@ mod tests {
         let mut hook = HookState::default();
         hook.note(&attempt(0, 500));
         hook.given_up_at = Some(at(108));
-        assert!(!hook.is_lost(at(119)), "not five days yet");
-        assert!(hook.is_lost(at(120)));
+        assert!(!hook.is_lost(at(0), at(119)), "not five days yet");
+        assert!(hook.is_lost(at(0), at(120)));
+        assert!(!hook.is_lost(at(119), at(120)), "it was turned on again since then");
         hook.given_up_at = Some(at(110));
-        assert!(!hook.is_lost(at(121)), "given up twice within half a day");
+        assert!(!hook.is_lost(at(0), at(121)), "given up twice within half a day");
         hook.note(&attempt(122, 200));
-        assert!(!hook.is_lost(at(500)), "one success begins anew");
+        assert!(!hook.is_lost(at(0), at(500)), "one success begins anew");
         assert_eq!(hook.last_day(at(122)), (1, 0));
     }
 }

@@ -54,6 +54,9 @@ pub struct Webhook {
     pub rate_limit_per_s: Option<u32>,
     /// The client's own notes.
     pub metadata: BTreeMap<String, String>,
+    /// Since when it is on.
+    #[serde(default)]
+    pub enabled_at: Timestamp,
     /// When it was disabled.
     pub disabled_at: Option<Timestamp>,
     /// Why.
@@ -88,9 +91,12 @@ pub struct WebhookPatch {
 impl Webhook {
     /// Whether it is to hear of something.
     pub fn hears(&self, occurrence: &Occurrence) -> bool {
-        self.active
-            && self.tenant == occurrence.tenant
-            && is_selected(&self.events, occurrence.kind)
+        self.active && self.selects(occurrence)
+    }
+
+    /// Whether it would hear of something if it were on.
+    pub fn selects(&self, occurrence: &Occurrence) -> bool {
+        self.tenant == occurrence.tenant && is_selected(&self.events, occurrence.kind)
     }
 }
 
@@ -128,13 +134,16 @@ pub(crate) fn update(
     row.ordering = patch.ordering.unwrap_or(row.ordering);
     row.rate_limit_per_s = patch.rate_limit_per_s.unwrap_or(row.rate_limit_per_s);
     match patch.active {
-        Some(true) => (row.active, row.disabled_at, row.disabled_reason) = (true, None, None),
+        Some(true) if !row.active => {
+            row.enabled_at = at;
+            (row.active, row.disabled_at, row.disabled_reason) = (true, None, None);
+        }
         Some(false) if row.active => {
             row.active = false;
             row.disabled_at = Some(at);
             row.disabled_reason = Some("user".to_owned());
         }
-        Some(false) | None => {}
+        Some(_) | None => {}
     }
     crate::cloud::merge(&mut row.metadata, &patch.metadata);
     row.updated_at = at;

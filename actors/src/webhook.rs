@@ -40,8 +40,6 @@ const SPREAD_OVER: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Between attempts to write down how one ended.
 const NOTE_AGAIN: Duration = Duration::from_millis(500);
-/// Due deliveries looked at for some that need not wait for others.
-const LOOKED_AT_MAX: usize = 2000;
 /// Retries after which a delivery holds up no others.
 const HOLDS_UP_UNTIL: usize = 2;
 
@@ -74,13 +72,23 @@ pub struct Sender {
     id: WebhookId,
     claim: Claim,
     due: BTreeSet<(Timestamp, DeliveryId)>,
-    at: HashMap<DeliveryId, Timestamp>,
+    at: HashMap<DeliveryId, Waiting>,
+    /// What is due or to come, by agent and in order.
+    lines: BTreeMap<Option<AgentId>, BTreeSet<(u64, DeliveryId)>>,
     under_way: HashMap<DeliveryId, (Option<AgentId>, AbortHandle)>,
     alarm: Option<AbortHandle>,
     /// When the next attempt may begin, where there is a rate.
     next_slot: Timestamp,
     /// Whether the webhook was off at the last look.
     was_off: bool,
+}
+
+/// Where a delivery stands in the lines.
+#[derive(Clone, Copy)]
+struct Waiting {
+    at: Timestamp,
+    agent: Option<AgentId>,
+    sequence: u64,
 }
 
 impl Drop for Sender {
@@ -110,6 +118,7 @@ impl Actor for WebhookActor {
             claim,
             due: BTreeSet::new(),
             at: HashMap::new(),
+            lines: BTreeMap::new(),
             under_way: HashMap::new(),
             alarm: None,
             next_slot: Timestamp::default(),
@@ -143,36 +152,42 @@ impl Sender {
     /// All that is on its way. What is long overdue is spread.
     fn load(&mut self) {
         let now = self.world.now();
-        let rows: Vec<(DeliveryId, Timestamp)> = {
+        let rows: Vec<(DeliveryId, Waiting)> = {
             let state = self.world.ports.ledger.shard(self.claim.shard).read();
             let rows = state.pending_of(self.id);
             let rows = rows.filter(|row| !self.under_way.contains_key(&row.id));
-            rows.filter_map(|row| Some((row.id, row.next_at?))).collect()
+            rows.filter_map(|row| Some((row.id, waiting(row)?))).collect()
         };
         let spread = u64::try_from(SPREAD_OVER.as_millis()).unwrap_or(u64::MAX);
-        let late = rows.iter().filter(|(_, at)| at.plus(OVERDUE) < now).count() as u64;
+        let late = rows.iter().filter(|(_, row)| row.at.plus(OVERDUE) < now).count() as u64;
         let mut place = 0;
-        for (id, at) in rows {
-            let at = match at.plus(OVERDUE) < now {
+        for (id, row) in rows {
+            let at = match row.at.plus(OVERDUE) < now {
                 true => {
                     place += 1;
                     now.plus(Duration::from_millis((place * 20).min(spread * place / late)))
                 }
-                false => at,
+                false => row.at,
             };
-            self.schedule(id, at);
+            self.schedule(id, Waiting { at, ..row });
         }
     }
 
-    fn schedule(&mut self, id: DeliveryId, at: Timestamp) {
+    fn schedule(&mut self, id: DeliveryId, waiting: Waiting) {
         self.forget(id);
-        self.due.insert((at, id));
-        self.at.insert(id, at);
+        self.due.insert((waiting.at, id));
+        self.lines.entry(waiting.agent).or_default().insert((waiting.sequence, id));
+        self.at.insert(id, waiting);
     }
 
     fn forget(&mut self, id: DeliveryId) {
-        if let Some(at) = self.at.remove(&id) {
-            self.due.remove(&(at, id));
+        let Some(Waiting { at, agent, sequence }) = self.at.remove(&id) else { return };
+        self.due.remove(&(at, id));
+        if let Some(line) = self.lines.get_mut(&agent) {
+            line.remove(&(sequence, id));
+            if line.is_empty() {
+                self.lines.remove(&agent);
+            }
         }
     }
 
@@ -182,8 +197,8 @@ impl Sender {
             return;
         }
         let row = self.row(id);
-        match row.and_then(|row| row.next_at) {
-            Some(at) => self.schedule(id, at),
+        match row.and_then(|row| waiting(&row)) {
+            Some(waiting) => self.schedule(id, waiting),
             None => self.forget(id),
         }
     }
@@ -204,47 +219,51 @@ impl Sender {
             self.load();
         }
         let now = self.world.now();
-        let mut held_up: BTreeSet<AgentId> = BTreeSet::new();
-        if hook.ordering == Ordering::Agent {
-            held_up.extend(self.under_way.values().filter_map(|(agent, _)| *agent));
-        }
-        let looked_at = match hook.ordering {
-            Ordering::None => AT_ONCE,
-            Ordering::Agent => LOOKED_AT_MAX,
+        let ready = match hook.ordering {
+            Ordering::None => self
+                .due
+                .iter()
+                .take_while(|(at, _)| *at <= now)
+                .map(|(_, id)| *id)
+                .take(AT_ONCE)
+                .collect(),
+            Ordering::Agent => self.heads(now),
         };
-        let ready = self.due.iter().take_while(|(at, _)| *at <= now).take(looked_at);
-        let ready: Vec<DeliveryId> = ready.map(|(_, id)| *id).collect();
         for id in ready {
             if self.under_way.len() >= AT_ONCE || self.next_slot > now {
                 break;
             }
-            let Some(row) = self.row(id) else {
-                self.forget(id);
-                continue;
-            };
-            if hook.ordering == Ordering::Agent && !self.may_go(&row, &mut held_up) {
-                continue;
-            }
+            let row = self.row(id);
             self.forget(id);
-            self.begin(&hook, row, myself);
+            if let Some(row) = row {
+                self.begin(&hook, row, myself);
+            }
         }
         self.rest(myself);
     }
 
     /// With `ordering: agent` an event waits for the older ones about the same agent, until those have
-    /// been retried twice.
-    fn may_go(&self, row: &Delivery, held_up: &mut BTreeSet<AgentId>) -> bool {
-        let Some(agent) = row.event.agent else { return true };
-        if !held_up.insert(agent) {
-            return false;
-        }
+    /// been retried twice: of each agent the first that need not wait, if it is due.
+    fn heads(&self, now: Timestamp) -> Vec<DeliveryId> {
+        let busy: BTreeSet<Option<AgentId>> =
+            self.under_way.values().map(|(agent, _)| *agent).filter(Option::is_some).collect();
         let state = self.world.ports.ledger.shard(self.claim.shard).read();
-        let older = state.pending_of(self.id).find(|other| {
-            other.event.agent == Some(agent)
-                && other.sequence < row.sequence
-                && other.attempts.len() <= HOLDS_UP_UNTIL
-        });
-        older.is_none()
+        let mut ready = vec![];
+        for (agent, line) in self.lines.iter().filter(|(agent, _)| !busy.contains(agent)) {
+            for (_, id) in line {
+                let Some(row) = state.deliveries.get(&(self.id.0, *id)) else { continue };
+                if row.next_at.is_some_and(|at| at <= now) {
+                    ready.push(*id);
+                    // Events about no agent wait for nobody.
+                    if agent.is_some() || ready.len() >= AT_ONCE {
+                        break;
+                    }
+                } else if agent.is_some() && row.attempts.len() <= HOLDS_UP_UNTIL {
+                    break;
+                }
+            }
+        }
+        ready
     }
 
     fn begin(
@@ -281,8 +300,11 @@ impl Sender {
         let now = self.world.now();
         let is_full = self.under_way.len() >= AT_ONCE;
         // An ended attempt wakes us; so does the end of what holds others up.
-        let at_least = Duration::from_millis(if at <= now && !is_full { 20 } else { 0 });
-        let wait = at.max(self.next_slot).since(now).max(at_least);
+        let at_least = Duration::from_millis(if at <= now && !is_full { 100 } else { 0 });
+        let wait = match self.next_slot > now {
+            true => at.max(self.next_slot).since(now),
+            false => at.since(now).max(at_least),
+        };
         let wait = if is_full { wait.max(Duration::from_secs(1)) } else { wait };
         let me = myself.clone();
         self.alarm = Some(detach(async move {
@@ -326,8 +348,8 @@ impl Sender {
             rows.filter(is_old).take(256).cloned().collect()
         };
         let later = now.plus(Duration::from_secs(3600));
-        let ids: Vec<DeliveryId> = self.at.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.schedule(id, later));
+        let all: Vec<(DeliveryId, Waiting)> = self.at.iter().map(|(id, row)| (*id, *row)).collect();
+        all.into_iter().for_each(|(id, row)| self.schedule(id, Waiting { at: later, ..row }));
         if old.is_empty() {
             return;
         }
@@ -477,6 +499,11 @@ impl World {
         headers.insert("webhook-id", id);
         Ok(OutboundRequest { url: hook.url.clone(), headers, body })
     }
+}
+
+/// What the lines need of a delivery that is to be tried again.
+fn waiting(row: &Delivery) -> Option<Waiting> {
+    Some(Waiting { at: row.next_at?, agent: row.event.agent, sequence: row.sequence })
 }
 
 /// Where a webhook's secret is sealed for.

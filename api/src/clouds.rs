@@ -1,5 +1,7 @@
 //! `/v1/clouds`: the deployment targets of agents.
 
+use std::sync::Arc;
+
 use actors::world::World;
 use domain::{
     CloudId,
@@ -23,10 +25,9 @@ use crate::{
     },
     caller::Caller,
     check::Checked,
-    cursor::{self, Cursor},
     envelope::{Deleted, Page, Success},
     error::{ApiError, Problem, path_id},
-    query,
+    listing::{Wanted, is_older},
     repeat::{self, keyed, replayed},
 };
 
@@ -81,30 +82,17 @@ impl CloudsApi {
         name: Query<Option<String>>,
     ) -> Result<Json<Success<Page<CloudBody>>>> {
         let tenant = caller.tenant();
-        let filter = cursor::filter(&[&tenant, &name.0]);
-        let key = &self.0.settings.signing_key;
-        let after = cursor::read(key, cursor.0.as_deref(), &filter)?;
-        let after: Option<CloudId> = after.and_then(|after| after.id.parse().ok());
+        let wanted = Wanted::new(tenant, &[&"clouds", &name.0], limit.0, cursor.0);
+        let after: Option<CloudId> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
-        let limit = limit.0.unwrap_or(query::LIMIT) as usize;
-        let mut rows: Vec<_> = directory
-            .clouds
-            .rows()
-            .rev()
-            .map(|(_, cloud)| cloud)
+        let rows = directory.clouds.rows().rev().map(|(_, cloud)| cloud);
+        let rows = rows
             .filter(|cloud| cloud.tenant == tenant)
             .filter(|cloud| name.0.as_ref().is_none_or(|name| *name == cloud.name))
-            .filter(|cloud| after.is_none_or(|after| cloud.id < after))
-            .take(limit + 1)
-            .collect();
-        let has_more = rows.len() > limit;
-        rows.truncate(limit);
-        let last = rows.last().filter(|_| has_more).map(|cloud| cloud.id.to_string());
-        let next_cursor =
-            last.map(|id| cursor::write(key, Cursor { key: String::new(), id }, &filter));
-        let items =
-            rows.iter().map(|cloud| body(cloud, &directory, &self.0.service.world)).collect();
-        Ok(Json(Success::of(Page { items, has_more, next_cursor })))
+            .filter(|cloud| is_older(&cloud.id, after.as_ref()));
+        let dress = |cloud: &&Arc<Cloud>| body(cloud, &directory, &self.0.service.world);
+        let page = wanted.page(&self.0, rows, |cloud| cloud.id.to_string(), dress);
+        Ok(Json(Success::of(page)))
     }
 
     /// Create a cloud

@@ -24,6 +24,7 @@ use actors::{
     root::{self, RootMessage, Watch},
     route::Routes,
     seal::Sealer,
+    settings::Settings,
     world::{Ports, World},
 };
 use anyhow::{Context as _, ensure};
@@ -235,29 +236,12 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let isolation = adapters.runtime.process.isolation().layers.clone();
     tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
-    let others = Arc::new(NodePeers {
-        client: peers.client,
-        ledger: Arc::clone(&ledger),
-        alive: Arc::clone(&alive),
-    });
-    adapters.blobs.connect(Arc::clone(&others));
-    adapters.runtime.carrier.connect(Arc::clone(&others));
+    let reach = Reach::new(peers.client, &ledger, &alive, &authority, config)?;
+    adapters.blobs.connect(Arc::clone(&reach.peers));
+    adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
-    let view = Arc::new(NodeView {
-        ledger: Arc::clone(&ledger),
-        alive: Arc::clone(&alive),
-        authority: authority.clone(),
-    });
-    let cluster = (others, view);
-    let outbound = HttpsOutbound::new(
-        config.outbound_allowed()?,
-        config.outbound_bundle().as_deref(),
-        Some(Arc::clone(&ledger)),
-    )?;
-    let outside = (Arc::new(outbound), base_url.as_str());
-    let ledger_of = Arc::clone(&ledger);
-    let world = world(adapters, ledger_of, watch, &identity, &keys, config, cluster, outside);
-    tasks.spawn(sweep_storage(Arc::clone(&world)));
+    let settings = Settings { public_url: base_url.clone(), ..config.actors() };
+    let world = world(adapters, Arc::clone(&ledger), reach, watch, settings, &identity, &keys);
     let root = root::start(Arc::clone(&world)).await?;
     let host = NodeHost {
         world: Arc::clone(&world),
@@ -271,20 +255,11 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     };
     port.open(Arc::new(host));
     ready.store(true, Relaxed);
-    tasks.spawn(steward::follow_the_living(
-        Arc::clone(&alive),
-        root.clone(),
-        world.settings.replacement_grace,
-    ));
-    tasks.spawn(steward::heed_removal(Arc::clone(&ledger)));
-    let folder = data.join("keys");
-    tasks.spawn(steward::turn_keys(Arc::clone(&ledger), keyring, Arc::clone(&world), folder));
-    tasks.spawn(steward::judge(Arc::clone(&ledger), alive, config.cluster.dead_after.0));
+    let keepers = Keepers { world: &world, ledger: &ledger, alive, keyring };
+    keepers.start(&mut tasks, &root, data.join("keys"), config.cluster.dead_after.0);
     if let Err(error) = steward::make_signing_key(&world).await {
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
-    tasks.spawn(Arc::clone(&world).tend_rates());
-    tasks.spawn(Arc::clone(&world).relay());
     let settings = interface(config, &keys, base_url)?;
     let open = open_door(&world, settings, door, certificates.server_config()?, stop, stopped);
     Ok(Node {
@@ -306,6 +281,67 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         tasks,
         _lock: lock,
     })
+}
+
+/// The way to others: nodes, the cluster as a whole, the world outside.
+struct Reach {
+    peers: Arc<NodePeers>,
+    view: Arc<NodeView>,
+    outbound: Arc<HttpsOutbound>,
+}
+
+impl Reach {
+    fn new(
+        client: Arc<PeerClient>,
+        ledger: &Arc<RaftLedger>,
+        alive: &Arc<Alive>,
+        authority: &Authority,
+        config: &Config,
+    ) -> anyhow::Result<Self> {
+        let (bundle, own) = (config.outbound_bundle(), Some(Arc::clone(ledger)));
+        let outbound = HttpsOutbound::new(config.outbound_allowed()?, bundle.as_deref(), own)?;
+        Ok(Self {
+            peers: Arc::new(NodePeers {
+                client,
+                ledger: Arc::clone(ledger),
+                alive: Arc::clone(alive),
+            }),
+            view: Arc::new(NodeView {
+                ledger: Arc::clone(ledger),
+                alive: Arc::clone(alive),
+                authority: authority.clone(),
+            }),
+            outbound: Arc::new(outbound),
+        })
+    }
+}
+
+/// Who looks after the node for as long as it runs.
+struct Keepers<'n> {
+    world: &'n Arc<World>,
+    ledger: &'n Arc<RaftLedger>,
+    alive: Arc<Alive>,
+    keyring: Arc<Keyring>,
+}
+
+impl Keepers<'_> {
+    fn start(
+        self,
+        tasks: &mut JoinSet<()>,
+        root: &ActorRef<RootMessage>,
+        keys: PathBuf,
+        dead_after: Duration,
+    ) {
+        let Self { world, ledger, alive, keyring } = self;
+        let grace = world.settings.replacement_grace;
+        tasks.spawn(steward::follow_the_living(Arc::clone(&alive), root.clone(), grace));
+        tasks.spawn(steward::heed_removal(Arc::clone(ledger)));
+        tasks.spawn(steward::turn_keys(Arc::clone(ledger), keyring, Arc::clone(world), keys));
+        tasks.spawn(steward::judge(Arc::clone(ledger), alive, dead_after));
+        tasks.spawn(sweep_storage(Arc::clone(world)));
+        tasks.spawn(Arc::clone(world).tend_rates());
+        tasks.spawn(Arc::clone(world).relay());
+    }
 }
 
 async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
@@ -467,16 +503,14 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
 }
 
 /// Everything that actors and calls reach for.
-#[expect(clippy::too_many_arguments, reason = "every part meets here")]
 fn world(
     adapters: Adapters,
     ledger: Arc<RaftLedger>,
+    reach: Reach,
     watch: Arc<Watch>,
+    settings: Settings,
     identity: &NodeIdentity,
     keys: &Keys,
-    config: &Config,
-    (peers, cluster): (Arc<NodePeers>, Arc<NodeView>),
-    (outbound, base_url): (Arc<HttpsOutbound>, &str),
 ) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
     let world = Arc::new(World {
@@ -488,11 +522,11 @@ fn world(
             series: adapters.series,
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemDice),
-            peers,
-            cluster,
-            outbound,
+            peers: reach.peers,
+            cluster: reach.view,
+            outbound: reach.outbound,
         },
-        settings: actors::settings::Settings { public_url: base_url.to_owned(), ..config.actors() },
+        settings,
         node_id: identity.node_id,
         boot: format!("{}:{}", identity.node_id, hex(&random_bytes::<8>())),
         sealer: Sealer::new(&keys.master),

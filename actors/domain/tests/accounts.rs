@@ -1,0 +1,382 @@
+//! Stories of sessions, codes, people, keys and deliveries, command by command.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use domain::{
+    ApiKeyId, ApplicationId, DeliveryId, EventId, NodeId, OrgId, Rejection, SessionId, Timestamp,
+    UserId, WebhookId,
+    account::{
+        ApiKey, Code, Mode, Organization, Redemption, Role, Scopes, Session, Tenant, Tier, User,
+        UserPatch,
+    },
+    directory::{Bootstrap, Command as C, Directory},
+    machine::{Entry, Machine, apply},
+    outbox::{Kind, Occurrence},
+    shard::{Command as S, Reply, Shard},
+    webhook::delivery::{Attempt, Cause, Status, Tried, id_of},
+};
+
+const TENANT: Tenant = Tenant { org: OrgId(1), mode: Mode::Live };
+const SESSION: SessionId = SessionId(9);
+const HOOK: WebhookId = WebhookId(4);
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_millis(1_700_000_000_000 + seconds * 1000)
+}
+
+fn entry<T>(command: T, seconds: u64) -> Entry<T> {
+    Entry { at: at(seconds), claim: None, key: None, command }
+}
+
+fn play<M: Machine>(
+    machine: &mut M,
+    command: M::Command,
+    seconds: u64,
+) -> Result<M::Reply, Rejection> {
+    apply(machine, &entry(command, seconds)).0.result
+}
+
+fn session() -> Session {
+    Session {
+        id: SESSION,
+        tenant: TENANT,
+        user: Some(UserId(3)),
+        application: None,
+        scopes: Role::Developer.scopes(),
+        token_seconds: 3600,
+        generation: 1,
+        created_at: at(0),
+        refreshed_at: at(0),
+        client: "203.0.113.1".to_owned(),
+        expires_at: at(1000),
+        ends_at: at(3000),
+        idle_seconds: 1000,
+    }
+}
+
+/// What a refresh with this generation says: the session's next one, its end, or no.
+fn refresh(state: &mut Shard, generation: u64, client: &str, seconds: u64) -> String {
+    let command = S::RefreshSession { id: SESSION, generation, client: client.to_owned() };
+    match play(state, command, seconds) {
+        Ok(Reply::Session(session)) => format!("now {}", session.generation),
+        Ok(_) => "ended".to_owned(),
+        Err(reason) => format!("refused: {reason}"),
+    }
+}
+
+#[test]
+fn a_refresh_token_is_good_once_and_a_lost_answer_is_repeated() {
+    let fresh = || {
+        let mut state = Shard::default();
+        let open = S::OpenSession { session: Box::new(session()), guess: None };
+        play(&mut state, open, 0).expect("opened");
+        state
+    };
+    let home = "203.0.113.1";
+    let mut state = fresh();
+    assert_eq!(refresh(&mut state, 1, home, 10), "now 2");
+    assert_eq!(refresh(&mut state, 1, home, 19), "now 2", "the answer was lost");
+    assert_eq!(refresh(&mut state, 2, home, 20), "now 3");
+    assert_eq!(refresh(&mut state, 1, home, 21), "ended", "two generations old");
+    assert!(refresh(&mut state, 3, home, 22).starts_with("refused"), "the session is over");
+
+    let mut state = fresh();
+    refresh(&mut state, 1, home, 10);
+    assert_eq!(refresh(&mut state, 1, home, 21), "ended", "after more than ten seconds");
+    let mut state = fresh();
+    refresh(&mut state, 1, home, 10);
+    assert_eq!(refresh(&mut state, 1, "198.51.100.7", 11), "ended", "from elsewhere");
+
+    let mut state = fresh();
+    assert!(refresh(&mut state, 1, home, 1000).starts_with("refused"), "unused for too long");
+    let mut state = fresh();
+    for (generation, seconds) in [(1, 900), (2, 1800), (3, 2700)] {
+        assert_eq!(
+            refresh(&mut state, generation, home, seconds),
+            format!("now {}", generation + 1)
+        );
+    }
+    assert!(refresh(&mut state, 4, home, 3000).starts_with("refused"), "its time is over");
+}
+
+#[test]
+fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
+    let mut state = Shard::default();
+    let code = Code {
+        hash: [1; 32],
+        tenant: TENANT,
+        application: ApplicationId(5),
+        user: UserId(3),
+        redirect_uri: "https://app.example/back".to_owned(),
+        scopes: Scopes::parse(["agents:read"]).expect("scopes"),
+        challenge: Some([2; 32]),
+        expires_at: at(60),
+        session: None,
+    };
+    let redemption = Redemption {
+        hash: [1; 32],
+        application: ApplicationId(5),
+        redirect_uri: "https://app.example/back".to_owned(),
+        challenge: Some([2; 32]),
+        session: Session { user: None, scopes: Scopes::default(), ..session() },
+    };
+    play(&mut state, S::IssueCode(Box::new(code)), 0).expect("kept");
+    for wrong in [
+        Redemption { application: ApplicationId(6), ..redemption.clone() },
+        Redemption { redirect_uri: "https://app.example/".to_owned(), ..redemption.clone() },
+        Redemption { challenge: None, ..redemption.clone() },
+        Redemption { challenge: Some([3; 32]), ..redemption.clone() },
+        Redemption { hash: [9; 32], ..redemption.clone() },
+    ] {
+        let told = play(&mut state, S::RedeemCode(Box::new(wrong)), 10);
+        assert_eq!(told.err(), Some(Rejection::GrantInvalid));
+    }
+    let redeem = || S::RedeemCode(Box::new(redemption.clone()));
+    let Ok(Reply::Session(opened)) = play(&mut state, redeem(), 20) else { panic!("no session") };
+    assert_eq!(
+        (opened.user, opened.scopes.to_vec()),
+        (Some(UserId(3)), vec!["agents:read".into()])
+    );
+    assert!(matches!(play(&mut state, redeem(), 21), Ok(Reply::Done)), "used before");
+    assert!(state.session(SESSION, at(22)).is_none(), "what came of it is over");
+}
+
+#[test]
+fn wrong_passwords_pause_guessing_until_the_window_has_moved_on() {
+    let (mut state, guess) = (Shard::default(), [7; 32]);
+    let wrong = || S::NoteLogin { guess };
+    let right = || S::OpenSession { session: Box::new(session()), guess: Some(guess) };
+    for second in 0..5 {
+        play(&mut state, wrong(), second).expect("counted");
+    }
+    let paused = Rejection::LoginThrottled { until: at(900) };
+    assert_eq!(play(&mut state, wrong(), 10).err(), Some(paused.clone()));
+    assert_eq!(play(&mut state, right(), 899).err(), Some(paused), "also if it is right");
+    assert!(play(&mut state, right(), 900).is_ok());
+    assert!(play(&mut state, wrong(), 901).is_ok(), "a right one begins anew");
+    assert!(!state.has_expired(at(901)));
+    assert!(state.has_expired(at(10_000)), "and all of it is forgotten");
+}
+
+fn user(id: u128, role: Role) -> User {
+    User {
+        id: UserId(id),
+        org: TENANT.org,
+        email: format!("{id}@example.com"),
+        password_hash: String::new(),
+        role,
+        created_at: at(0),
+        name: None,
+        updated_at: at(0),
+        revision: 1,
+        sessions_since: at(0),
+    }
+}
+
+fn key(id: u128, created_by: Option<String>) -> ApiKey {
+    ApiKey {
+        id: ApiKeyId(id),
+        tenant: TENANT,
+        name: "key".to_owned(),
+        hash: [u8::try_from(id).expect("small"); 32],
+        last4: String::new(),
+        scopes: Scopes::all(),
+        created_at: at(0),
+        allowed_ips: vec![],
+        expires_at: None,
+        agent_ids: vec![],
+        created_by,
+        previous: None,
+        last_used: None,
+        updated_at: at(0),
+        revision: 1,
+    }
+}
+
+fn organization() -> Directory {
+    let mut state = Directory::default();
+    let organization = Organization {
+        id: TENANT.org,
+        name: "first".to_owned(),
+        created_at: at(0),
+        tier: Tier::Enterprise,
+        updated_at: at(0),
+        revision: 1,
+    };
+    let first = Bootstrap {
+        organization,
+        owner: user(1, Role::Owner),
+        keys: vec![key(1, None)],
+        clouds: vec![],
+    };
+    play(&mut state, C::Bootstrap(Box::new(first)), 0).expect("founded");
+    state
+}
+
+#[test]
+fn a_key_acts_as_whoever_made_it_however_long_the_detour() {
+    let mut state = organization();
+    let mut make = |id: u128, by: Option<String>| {
+        let key = key(id, by);
+        play(&mut state, C::CreateApiKey { key: Box::new(key.clone()), answer: vec![] }, 1)
+            .expect("made");
+        key
+    };
+    let admins = make(2, Some(UserId(2).to_string()));
+    let detour = make(3, Some(admins.id.to_string()));
+    let owners = make(4, Some(UserId(1).to_string()));
+    let lost = make(5, Some(ApiKeyId(77).to_string()));
+    let firsts = make(6, Some(ApiKeyId(1).to_string()));
+    let invited = user(2, Role::Admin);
+    let invitation = domain::account::Invitation {
+        id: domain::InvitationId(1),
+        org: TENANT.org,
+        email: invited.email.clone(),
+        role: Role::Admin,
+        hash: [8; 32],
+        invited_by: String::new(),
+        created_at: at(0),
+        expires_at: at(100),
+    };
+    let by = Some(Role::Owner);
+    let invite =
+        C::Invite { invitation: Box::new(invitation), by, scopes: Scopes::all(), answer: vec![] };
+    play(&mut state, invite, 2).expect("invited");
+    play(&mut state, C::AcceptInvitation { hash: [8; 32], user: Box::new(invited) }, 3)
+        .expect("came");
+    let roles = [&admins, &detour, &owners, &lost, &firsts].map(|key| state.role_of_key(key));
+    let (owner, admin) = (Some(Role::Owner), Some(Role::Admin));
+    assert_eq!(roles, [admin, admin, owner, None, owner]);
+
+    let change = |by, id: u128, patch: UserPatch| C::UpdateUser {
+        org: TENANT.org,
+        id: UserId(id),
+        patch,
+        by,
+        scopes: Scopes::all(),
+        if_match: None,
+    };
+    let to = |role| UserPatch { role: Some(role), ..UserPatch::default() };
+    let address = UserPatch { email: Some("new@example.com".to_owned()), ..UserPatch::default() };
+    for by in [None, admin] {
+        let told = play(&mut state, change(by, 2, to(Role::Owner)), 4);
+        assert!(matches!(told, Err(Rejection::RoleTooHigh(_))), "{by:?}");
+        let told = play(&mut state, change(by, 1, address.clone()), 4);
+        assert!(matches!(told, Err(Rejection::RoleTooHigh(_))), "an owner's address, by {by:?}");
+    }
+    let told = play(&mut state, change(owner, 1, to(Role::Viewer)), 5);
+    assert_eq!(told.err(), Some(Rejection::LastOwner));
+    assert!(play(&mut state, change(owner, 2, to(Role::Owner)), 6).is_ok());
+    assert!(play(&mut state, change(owner, 1, to(Role::Viewer)), 7).is_ok());
+}
+
+fn event(number: u128) -> Occurrence {
+    Occurrence {
+        id: EventId::new(at(0), number),
+        tenant: TENANT,
+        kind: Kind::AgentDeployed,
+        at: at(0),
+        data: "{}".to_owned(),
+        agent: None,
+    }
+}
+
+fn tried(id: DeliveryId, seconds: u64, status: u16, next_at: Option<Timestamp>) -> S {
+    let attempt = Attempt {
+        at: at(seconds),
+        status_code: Some(status),
+        duration_ms: 1,
+        error: None,
+        answer: "x".repeat(4096),
+        node_id: NodeId(1),
+        cause: Cause::Schedule,
+    };
+    S::NoteAttempts(vec![Tried { webhook: HOOK, id, attempt, next_at, is_gone: false }])
+}
+
+#[test]
+fn an_event_is_in_line_once_and_an_attempt_is_counted_once() {
+    let mut state = Shard::default();
+    let enqueue = |numbers: &[u128]| S::Enqueue {
+        wanted: numbers.iter().map(|number| (HOOK, event(*number))).collect(),
+        cause: Cause::Schedule,
+    };
+    play(&mut state, enqueue(&[1, 2, 1]), 1).expect("in line");
+    play(&mut state, enqueue(&[2, 3]), 2).expect("in line");
+    let numbers: BTreeMap<DeliveryId, u64> =
+        state.pending_of(HOOK).map(|row| (row.id, row.sequence)).collect();
+    let wanted = [1, 2, 3]
+        .map(|number| (id_of(&event(number), HOOK), u64::try_from(number).expect("small")));
+    assert_eq!(numbers, BTreeMap::from(wanted), "once each, numbered without a gap");
+
+    let first = id_of(&event(1), HOOK);
+    for _ in 0..3 {
+        play(&mut state, tried(first, 5, 500, Some(at(65))), 5).expect("noted");
+    }
+    let row = state.delivery(HOOK, first).expect("it is there");
+    assert_eq!((row.attempts.len(), row.tried, row.next_at), (1, 1, Some(at(65))));
+    play(&mut state, tried(first, 65, 200, None), 65).expect("noted");
+    let row = state.delivery(HOOK, first).expect("it is there");
+    assert_eq!(row.status, Status::Succeeded);
+    assert!(row.attempts[0].answer.len() <= 256, "earlier answers are shortened");
+    assert_eq!(state.hooks.get(&HOOK).map(|hook| hook.pending), Some(2));
+    play(&mut state, enqueue(&[1]), 70).expect("in line");
+    assert_eq!(state.pending_of(HOOK).count(), 2, "what arrived is not sent again");
+
+    // Sent again, it stays for thirty days from then.
+    let again = S::Redeliver { webhook: HOOK, ids: vec![first], cause: Cause::Manual };
+    let day = 86_400;
+    play(&mut state, again, 20 * day).expect("again");
+    play(&mut state, tried(first, 20 * day, 200, None), 20 * day).expect("noted");
+    play(&mut state, S::Sweep, 31 * day).expect("swept");
+    assert!(state.delivery(HOOK, first).is_some());
+    play(&mut state, S::Sweep, 51 * day).expect("swept");
+    assert!(state.delivery(HOOK, first).is_none());
+}
+
+#[test]
+fn what_a_change_tells_waits_in_its_group_until_it_was_told() {
+    let mut state = organization();
+    let hook = domain::webhook::Webhook {
+        id: HOOK,
+        tenant: TENANT,
+        url: "https://receiver.example".to_owned(),
+        events: vec!["webhook.disabled".to_owned()],
+        active: true,
+        description: String::new(),
+        sealed: vec![],
+        secret_hint: String::new(),
+        previous: None,
+        ordering: domain::webhook::Ordering::None,
+        rate_limit_per_s: None,
+        metadata: BTreeMap::new(),
+        enabled_at: at(0),
+        disabled_at: None,
+        disabled_reason: None,
+        created_at: at(0),
+        updated_at: at(0),
+        revision: 1,
+    };
+    play(&mut state, C::CreateWebhook(Box::new(hook)), 1).expect("made");
+    let disable = || C::DisableWebhook { id: HOOK, reason: "gone".to_owned() };
+    play(&mut state, disable(), 2).expect("disabled");
+    play(&mut state, disable(), 3).expect("nothing more to do");
+    let waiting = state.outbox.oldest(10);
+    assert_eq!(waiting.len(), 1, "one change, one event");
+    assert_eq!(waiting[0].1.kind, Kind::WebhookDisabled);
+    play(&mut state, C::Told { up_to: waiting[0].0 }, 4).expect("told");
+    assert!(state.outbox.oldest(10).is_empty());
+    let grace = Duration::from_secs(60);
+    let rotate = C::RotateApiKey {
+        tenant: TENANT,
+        id: ApiKeyId(1),
+        hash: [9; 32],
+        last4: "wxyz".to_owned(),
+        grace,
+        answer: vec![],
+    };
+    play(&mut state, rotate, 10).expect("rotated");
+    let key = state.api_key(&[1; 32]).expect("the old secret is known still");
+    assert!(key.is_good(&[1; 32], at(69)) && !key.is_good(&[1; 32], at(70)));
+    assert!(key.is_good(&[9; 32], at(1_000_000)));
+}

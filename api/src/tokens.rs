@@ -72,7 +72,8 @@ pub struct Claims {
 /// What a node remembers of tokens.
 #[derive(Default)]
 pub(crate) struct TokenCache {
-    known: Mutex<HashMap<[u8; 32], Arc<Claims>>>,
+    /// With the key that signed it: a token is as good as that.
+    known: Mutex<HashMap<[u8; 32], (String, Arc<Claims>)>>,
     signing: Mutex<Option<(String, EncodingKey)>>,
 }
 
@@ -198,29 +199,35 @@ impl Shared {
             let known = self.tokens.known.lock().unwrap_or_else(PoisonError::into_inner);
             known.get(&digest).cloned()
         };
+        let known = known.filter(|(kid, _)| self.signing_key(kid).is_some());
         let claims = match known {
-            Some(claims) => claims,
+            Some((_, claims)) => claims,
             None => {
-                let claims = Arc::new(self.read(token)?);
+                let (kid, claims) = self.read(token)?;
+                let claims = Arc::new(claims);
                 let mut known = self.tokens.known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.len() >= KNOWN_MAX {
                     known.clear();
                 }
-                known.insert(digest, Arc::clone(&claims));
+                known.insert(digest, (kid, Arc::clone(&claims)));
                 claims
             }
         };
         if claims.exp <= self.now_seconds() { Err(expired()) } else { Ok(claims) }
     }
 
-    /// The claims of a token with a right signature, whatever its time.
-    fn read(&self, token: &str) -> Result<Claims, Problem> {
+    fn signing_key(&self, kid: &str) -> Option<Arc<SigningKey>> {
+        let directory = self.service.world.directory().read();
+        let mut keys = directory.signing_keys.rows().map(|(_, key)| key);
+        keys.find(|key| key.id == kid).cloned()
+    }
+
+    /// The claims of a token with a right signature, whatever its time, and the key that made it.
+    fn read(&self, token: &str) -> Result<(String, Claims), Problem> {
         // The header only names the key; the algorithm is ours to say (RFC 8725, section 3.1).
         let header = decode_header(token).map_err(|_| invalid())?;
         let kid = header.kid.ok_or_else(invalid)?;
-        let directory = self.service.world.directory().read();
-        let mut keys = directory.signing_keys.rows().map(|(_, key)| key);
-        let key = keys.find(|key| key.id == kid).ok_or_else(invalid)?;
+        let key = self.signing_key(&kid).ok_or_else(invalid)?;
         let public = DecodingKey::from_ed_components(&URL_SAFE_NO_PAD.encode(&key.public));
         let mut rules = Validation::new(Algorithm::EdDSA);
         rules.validate_exp = false;
@@ -229,9 +236,10 @@ impl Shared {
         let claims = decode::<Claims>(token, &public.map_err(|_| invalid())?, &rules);
         let claims = claims.map_err(|_| invalid())?.claims;
         // Every node may have made it, under its own address.
+        let directory = self.service.world.directory().read();
         let is_ours = claims.iss == self.settings.auth_url
             || directory.nodes.rows().any(|(_, node)| node.facts.base_url == claims.iss);
-        if is_ours && claims.aud == claims.iss { Ok(claims) } else { Err(invalid()) }
+        if is_ours && claims.aud == claims.iss { Ok((kid, claims)) } else { Err(invalid()) }
     }
 
     /// The public halves of the keys that sign tokens (RFC 7517).

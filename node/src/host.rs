@@ -39,7 +39,7 @@ use crate::{
         peers::ASK_PATH,
         system::{SystemClock, SystemDice, random_bytes},
     },
-    hex,
+    bootstrap, hex,
     join::{JoinReply, JoinRequest, Token},
     keys::Keys,
     steward::GOSSIP_KEY_PLACE,
@@ -68,6 +68,8 @@ pub enum Operation {
     Shards,
     /// Another key for gossip.
     RotateGossipKey,
+    /// Another key for access tokens.
+    RotateSigningKey,
     /// Something else is wanted of a node: of this one, if none is named.
     Set {
         /// Which node.
@@ -134,6 +136,13 @@ impl NodeHost {
             Operation::Status => Ok(self.status()),
             Operation::Nodes => Ok(self.nodes()),
             Operation::Shards => Ok(self.groups()),
+            Operation::RotateSigningKey => {
+                let key = bootstrap::signing_key(&self.world.sealer)
+                    .map_err(|error| error.to_string())?;
+                let key = Box::new(key);
+                self.change(Command::PutSigningKey { key, only_first: false }).await?;
+                Ok(json!({}))
+            }
             Operation::RotateGossipKey => {
                 let key = hex(&random_bytes::<32>());
                 let sealed = self.world.sealer.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);

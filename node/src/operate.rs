@@ -67,6 +67,8 @@ pub enum Cluster {
     Remove(Target),
     /// Seal gossip with another key, on all nodes, without a gap.
     RotateGossipKey(Folder),
+    /// Sign access tokens with another key. Tokens of the two before it stay good until they expire.
+    RotateSigningKey(Folder),
 }
 
 /// A node, seen from the folder of any.
@@ -97,6 +99,12 @@ pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
         Cluster::Status(folder) => status(&folder.data).await?,
         Cluster::Nodes(folder) => nodes(&folder.data).await?,
         Cluster::Shards(folder) => shards(&folder.data).await?,
+        Cluster::RotateSigningKey(folder) => {
+            ask(&folder.data, &Operation::RotateSigningKey).await?;
+            say(
+                "access tokens are signed with a new key; those that are out stay good until they expire",
+            );
+        }
         Cluster::RotateGossipKey(folder) => {
             ask(&folder.data, &Operation::RotateGossipKey).await?;
             say("gossip is sealed with a new key; nodes that are away learn it when they are back");

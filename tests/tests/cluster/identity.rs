@@ -99,6 +99,23 @@ async fn refresh_tokens_are_good_once_whichever_node_is_asked() {
     for node in 0..3 {
         cluster.caller(node, access).get("/v1/clouds").await.data(200);
     }
+    // Another key signs the next ones; this one stays good.
+    let turned = cluster.operate(1, &["cluster", "rotate-signing-key"]);
+    assert!(turned.status.success(), "{}", String::from_utf8_lossy(&turned.stderr));
+    cluster.customer(0).get("/v1/clouds").await.data(200);
+    let keys = cluster.customer(0).bare("/.well-known/jwks.json").await;
+    assert_eq!(keys["keys"].as_array().map(Vec::len), Some(2), "{keys}");
+    let again = cluster.customer(0).anonymous("/v1/auth/login", &login).await.data(200);
+    let again = again["access_token"].as_str().expect("a token");
+    for token in [access, again] {
+        cluster.caller(0, token).get("/v1/clouds").await.data(200);
+    }
+    for _ in 0..2 {
+        assert!(cluster.operate(1, &["cluster", "rotate-signing-key"]).status.success());
+    }
+    cluster.customer(0).get("/v1/clouds").await.data(200);
+    cluster.caller(0, access).get("/v1/clouds").await.refused(401, "INVALID_API_KEY");
+    cluster.caller(0, again).get("/v1/clouds").await.data(200);
     let body = json!({ "refresh_token": tokens["refresh_token"] });
     let answers = join_all((0..30).map(|call| {
         let (caller, body) = (cluster.customer(call % 3), body.clone());

@@ -69,11 +69,14 @@ pub struct Claims {
     pub client_id: Option<String>,
 }
 
+/// The key that signed a token, and what the token says.
+type Known = (String, Arc<Claims>);
+
 /// What a node remembers of tokens.
 #[derive(Default)]
 pub(crate) struct TokenCache {
     /// With the key that signed it: a token is as good as that.
-    known: Mutex<HashMap<[u8; 32], (String, Arc<Claims>)>>,
+    known: Mutex<HashMap<[u8; 32], Known>>,
     signing: Mutex<Option<(String, EncodingKey)>>,
 }
 

@@ -226,7 +226,7 @@ impl World {
                 Err(_) => Told::Busy,
             },
             Ask::Jobs { shards, tenant, filter, from, ascending, limit } => {
-                let order = if ascending { Order::Ascending } else { Order::Descending };
+                let order = Order::ascending(ascending);
                 let wanted = JobsWanted { tenant, filter, from, order, limit };
                 match service.jobs_here(shards, wanted).await {
                     Ok(jobs) => Told::Jobs(jobs.iter().map(|job| Job::clone(job)).collect()),

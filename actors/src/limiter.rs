@@ -136,15 +136,11 @@ pub struct Limiter {
     addresses: Mutex<HashMap<IpAddr, BTreeMap<u64, u64>>>,
 }
 
-fn second(at: Timestamp) -> u64 {
-    at.millis() / 1000
-}
-
 fn standing(grant: Option<&Grant>, left: u64, allowance: Allowance, now: Timestamp) -> Standing {
     let minute = Standing {
         limit: allowance.per_minute,
         remaining: grant.map_or(allowance.per_minute, |grant| grant.minute_left + left),
-        reset: grant.map_or(0, |grant| grant.minute_reset).max(second(now) + 1),
+        reset: grant.map_or(0, |grant| grant.minute_reset).max(now.seconds() + 1),
         is_day: false,
     };
     let (Some(limit), Some(grant)) = (allowance.per_day, grant) else { return minute };
@@ -167,7 +163,7 @@ impl Held {
         }
         self.left -= 1;
         self.calls += 1;
-        *self.spent.entry(second(now)).or_default() += 1;
+        *self.spent.entry(now.seconds()).or_default() += 1;
         Some(standing(self.grant.as_ref(), self.left, allowance, now))
     }
 
@@ -214,7 +210,7 @@ impl Limiter {
     /// Counts a call without credentials.
     fn admit_address(&self, address: Option<IpAddr>, most: u64, now: Timestamp) -> Admission {
         let Some(address) = address else {
-            let reset = second(now) + MINUTE;
+            let reset = now.seconds() + MINUTE;
             return Admission::Allowed(Standing {
                 limit: most,
                 remaining: most,
@@ -222,7 +218,7 @@ impl Limiter {
                 is_day: false,
             });
         };
-        let now = second(now);
+        let now = now.seconds();
         let mut addresses = lock(&self.addresses);
         let mut address = prefix(address);
         if addresses.len() >= ADDRESSES_MAX && !addresses.contains_key(&address) {
@@ -277,7 +273,7 @@ impl World {
         let limit = self.settings.rates.unauthenticated_per_minute;
         let addresses = lock(&self.limiter.addresses);
         let seconds = address.and_then(|address| addresses.get(&prefix(address)));
-        let now = second(self.now());
+        let now = self.now().seconds();
         let counted = |seconds: &BTreeMap<u64, u64>| -> u64 {
             seconds.iter().filter(|(at, _)| **at + MINUTE > now).map(|(_, calls)| *calls).sum()
         };
@@ -366,7 +362,7 @@ impl World {
             held.left = 0;
             (held.settlement(), waiting + ahead)
         };
-        let shard = self.ports.ledger.home(tenant.org.to_string().as_bytes());
+        let shard = self.home_of(tenant.org);
         let node = self.node_id;
         let wanted = if waiting > 0 { wanted } else { 0 };
         let command = Command::LendCalls { tenant, node, wanted, allowance, spent };

@@ -5,11 +5,7 @@
 //! the log keeps an event once, a webhook has it in line once, and only then is it marked as told. So
 //! an event arrives at least once in transit and once in effect, whichever nodes die meanwhile.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use domain::{
     OrgId, WebhookId,
@@ -123,9 +119,8 @@ impl World {
         // A webhook whose creation was acknowledged before any of these happened is seen now.
         self.ports.ledger.refresh_directory().await?;
         let events: Vec<Occurrence> = waiting.into_iter().map(|(_, event)| event).collect();
-        let heard = self.heard(&events);
-        let kept = self.keep_events(&events, &heard);
-        futures::future::try_join(kept, self.hand_over(heard.clone())).await?;
+        let kept = self.keep_events(&events);
+        futures::future::try_join(kept, self.hand_over(self.heard(&events))).await?;
         match group {
             Group::Directory => {
                 self.report(claim, DirectoryCommand::Told { up_to }).await?;
@@ -154,26 +149,24 @@ impl World {
         heard
     }
 
-    async fn keep_events(
-        self: &Arc<Self>,
-        events: &[Occurrence],
-        heard: &[(WebhookId, Occurrence)],
-    ) -> Result<(), ProposeError> {
-        let wanted: BTreeSet<_> = heard.iter().map(|(_, event)| event.id).collect();
-        // A webhook that is off may ask for it later.
-        let selected = |event: &Occurrence| {
-            let directory = self.directory().read();
-            directory.webhooks.rows().any(|(_, hook)| hook.selects(event))
-        };
+    /// What goes into whose log. A webhook that is off may ask for it later.
+    fn to_keep(&self, events: &[Occurrence]) -> BTreeMap<OrgId, Vec<Occurrence>> {
+        let directory = self.directory().read();
+        let is_selected =
+            |event: &Occurrence| directory.webhooks.rows().any(|(_, hook)| hook.selects(event));
         let mut by_org: BTreeMap<OrgId, Vec<Occurrence>> = BTreeMap::new();
         for event in events {
-            if event.kind.is_kept_unheard() || wanted.contains(&event.id) || selected(event) {
+            if event.kind.is_kept_unheard() || is_selected(event) {
                 by_org.entry(event.tenant.org).or_default().push(event.clone());
             }
         }
-        for (org, events) in by_org {
-            let shard = self.ports.ledger.home(org.to_string().as_bytes());
-            self.ask_shard(shard, Command::KeepEvents(events), None, None).await?.result?;
+        by_org
+    }
+
+    async fn keep_events(self: &Arc<Self>, events: &[Occurrence]) -> Result<(), ProposeError> {
+        for (org, events) in self.to_keep(events) {
+            let command = Command::KeepEvents(events);
+            self.ask_shard(self.home_of(org), command, None, None).await?.result?;
         }
         Ok(())
     }
@@ -184,8 +177,7 @@ impl World {
     ) -> Result<(), ProposeError> {
         let mut by_shard: BTreeMap<u16, Vec<(WebhookId, Occurrence)>> = BTreeMap::new();
         for (webhook, event) in heard {
-            let shard = self.ports.ledger.home(webhook.to_string().as_bytes());
-            by_shard.entry(shard).or_default().push((webhook, event));
+            by_shard.entry(self.home_of(webhook)).or_default().push((webhook, event));
         }
         for (shard, wanted) in by_shard {
             let command = Command::Enqueue { wanted, cause: Cause::Schedule };

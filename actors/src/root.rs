@@ -485,7 +485,7 @@ impl Children {
     /// Another node owns the agent: it is to look at its instances.
     fn tell_owner(&self, id: AgentId) {
         let world = Arc::clone(&self.world);
-        let shard = world.ports.ledger.home(id.to_string().as_bytes());
+        let shard = world.home_of(id);
         let Some(owner) = world.owner(shard).filter(|owner| *owner != world.node_id) else {
             return;
         };
@@ -621,7 +621,7 @@ impl Children {
                 ..Gauges::default()
             };
             // The owner alone counts instances and time up; everybody what runs on it.
-            let shard = world.ports.ledger.home(id.to_string().as_bytes());
+            let shard = world.home_of(id);
             let look = match world.claim(shard) {
                 Some(_) => Gauges::look(world.routes.ready(id) as u64, elapsed),
                 None if here == 0 => continue,
@@ -648,7 +648,7 @@ impl Children {
             let _ = actor.cast(AgentMessage::Look);
             return;
         }
-        let shard = self.world.ports.ledger.home(id.to_string().as_bytes());
+        let shard = self.world.home_of(id);
         let Some(claim) = self.world.claim(shard) else { return };
         let needed = {
             let directory = self.world.directory().read();
@@ -702,7 +702,7 @@ impl Children {
             let _ = actor.cast(WebhookMessage::Look(deliveries));
             return;
         }
-        let shard = self.world.ports.ledger.home(id.to_string().as_bytes());
+        let shard = self.world.home_of(id);
         let Some(claim) = self.world.claim(shard) else { return };
         let has_work = self.world.ports.ledger.shard(shard).read().pending_of(id).next().is_some();
         if !has_work {

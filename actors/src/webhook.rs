@@ -477,7 +477,7 @@ impl World {
         let open =
             |sealed: &[u8]| self.sealer.open(sealed, &place).map_err(|error| error.to_string());
         let secret = open(&hook.sealed)?;
-        let (seconds, body) = (at.millis() / 1000, row.body());
+        let (seconds, body) = (at.seconds(), row.body());
         let id = row.event.id.to_string();
         let bytes = body.as_bytes();
         let mut standard = signature::standard(&secret, &id, seconds, bytes);

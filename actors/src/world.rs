@@ -76,6 +76,11 @@ pub struct World {
 }
 
 impl World {
+    /// The shard that an object lives in, by its id.
+    pub(crate) fn home_of(&self, id: impl std::fmt::Display) -> u16 {
+        self.ports.ledger.home(id.to_string().as_bytes())
+    }
+
     /// Now.
     pub fn now(&self) -> Timestamp {
         self.ports.clock.now()

@@ -62,7 +62,7 @@ impl Journal {
     }
 
     fn note_refused(&self, row: Audited) {
-        let key = (row.org, row.actor.ip.clone(), row.at.millis() / 1000);
+        let key = (row.org, row.actor.ip.clone(), row.at.seconds());
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() < WAITING_MAX {
             refused.entry(key).and_modify(|sum| sum.count += 1).or_insert(row);

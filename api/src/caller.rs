@@ -217,8 +217,8 @@ fn unauthenticated() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message)
 }
 
-/// One answer for every key that is not good: who guesses learns nothing.
-fn wrong_key() -> Problem {
+/// One answer for every key and token that is not good: who guesses learns nothing.
+pub(crate) fn wrong_key() -> Problem {
     let message = "this API key or token is not valid; check it, or create another one";
     Problem::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", message)
 }

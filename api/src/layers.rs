@@ -324,7 +324,7 @@ fn too_many(standing: Standing, now: Timestamp) -> Problem {
     let reset_at = Timestamp::from_millis(standing.reset * 1000);
     let details =
         json!({ "window": window, "limit": standing.limit, "reset_at": reset_at.to_string() });
-    let seconds = standing.reset.saturating_sub(now.millis() / 1000).max(1);
+    let seconds = standing.reset.saturating_sub(now.seconds()).max(1);
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message)
         .with(details)
         .retry_after(seconds)

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use domain::{
     ApplicationId, OrgId,
-    account::{Application, Mode, Redemption, Scopes, Session, Tenant},
+    account::{Application, Redemption, Scopes, Session, Tenant},
     directory::{Command, Reply},
 };
 use http::{HeaderMap, Method, StatusCode, Uri, header};
@@ -257,8 +257,8 @@ impl Shared {
                 active: true,
                 scope: Some(session.scopes.to_vec().join(" ")),
                 client_id: own,
-                exp: Some(session.expires_at.millis() / 1000),
-                iat: Some(session.created_at.millis() / 1000),
+                exp: Some(session.expires_at.seconds()),
+                iat: Some(session.created_at.seconds()),
                 sub: session.user.map(|id| id.to_string()),
                 ..Introspection::default()
             }));
@@ -586,8 +586,7 @@ pub(crate) fn metadata(auth_url: &str) -> Value {
 
 /// The tenant that a person's codes are for.
 pub(crate) fn tenant_of(org: OrgId, application: &Application) -> Tenant {
-    let mode = if application.tenant.mode.is_live() { Mode::Live } else { Mode::Test };
-    Tenant { org, mode }
+    Tenant { org, mode: application.tenant.mode }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use crate::{Shared, error::Problem};
+use crate::{Shared, caller::wrong_key, error::Problem};
 
 /// Lifetime of an access token in seconds (`interface`, JWT tokens).
 pub(crate) const TOKEN_SECONDS: u64 = 3600;
@@ -88,11 +88,6 @@ pub fn signing_place(id: &str) -> String {
     format!("signing/{id}")
 }
 
-fn invalid() -> Problem {
-    let message = "this API key or token is not valid; check it, or create another one";
-    Problem::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", message)
-}
-
 fn expired() -> Problem {
     let message = "this access token has expired; get another one from /v1/auth/refresh";
     Problem::new(StatusCode::UNAUTHORIZED, "TOKEN_EXPIRED", message)
@@ -100,7 +95,7 @@ fn expired() -> Problem {
 
 impl Shared {
     fn now_seconds(&self) -> u64 {
-        self.service.world.now().millis() / 1000
+        self.service.world.now().seconds()
     }
 
     /// 32 random bytes as text.
@@ -195,7 +190,7 @@ impl Shared {
     /// What a token says, if it is ours and good now.
     pub(crate) fn verify(&self, token: &str) -> Result<Arc<Claims>, Problem> {
         if token.len() > TOKEN_BYTES_MAX {
-            return Err(invalid());
+            return Err(wrong_key());
         }
         let digest: [u8; 32] = Sha256::digest(token).into();
         let known = {
@@ -228,21 +223,21 @@ impl Shared {
     /// The claims of a token with a right signature, whatever its time, and the key that made it.
     fn read(&self, token: &str) -> Result<(String, Claims), Problem> {
         // The header only names the key; the algorithm is ours to say (RFC 8725, section 3.1).
-        let header = decode_header(token).map_err(|_| invalid())?;
-        let kid = header.kid.ok_or_else(invalid)?;
-        let key = self.signing_key(&kid).ok_or_else(invalid)?;
+        let header = decode_header(token).map_err(|_| wrong_key())?;
+        let kid = header.kid.ok_or_else(wrong_key)?;
+        let key = self.signing_key(&kid).ok_or_else(wrong_key)?;
         let public = DecodingKey::from_ed_components(&URL_SAFE_NO_PAD.encode(&key.public));
         let mut rules = Validation::new(Algorithm::EdDSA);
         rules.validate_exp = false;
         rules.validate_aud = false;
         rules.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
-        let claims = decode::<Claims>(token, &public.map_err(|_| invalid())?, &rules);
-        let claims = claims.map_err(|_| invalid())?.claims;
+        let claims = decode::<Claims>(token, &public.map_err(|_| wrong_key())?, &rules);
+        let claims = claims.map_err(|_| wrong_key())?.claims;
         // Every node may have made it, under its own address.
         let directory = self.service.world.directory().read();
         let is_ours = claims.iss == self.settings.auth_url
             || directory.nodes.rows().any(|(_, node)| node.facts.base_url == claims.iss);
-        if is_ours && claims.aud == claims.iss { Ok((kid, claims)) } else { Err(invalid()) }
+        if is_ours && claims.aud == claims.iss { Ok((kid, claims)) } else { Err(wrong_key()) }
     }
 
     /// The public halves of the keys that sign tokens (RFC 7517).

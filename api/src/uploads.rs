@@ -70,7 +70,7 @@ pub(crate) fn invalid_archive_url() -> Problem {
 
 impl Shared {
     fn signed(&self, purpose: &str, suffix: &str, upload: &Upload) -> String {
-        let expires = upload.expires_at.millis() / 1000;
+        let expires = upload.expires_at.seconds();
         let signature = UploadLinks::sign(&self.settings.signing_key, purpose, upload.id, expires);
         let base = &self.settings.public_url;
         format!("{base}/v1/uploads/{}/{suffix}?expires={expires}&signature={signature}", upload.id)
@@ -78,7 +78,7 @@ impl Shared {
 
     fn is_signed(&self, purpose: &str, id: UploadId, expires: u64, signature: &str) -> bool {
         let right = UploadLinks::sign(&self.settings.signing_key, purpose, id, expires);
-        let in_time = self.service.world.now().millis() / 1000 <= expires;
+        let in_time = self.service.world.now().seconds() <= expires;
         in_time && bool::from(right.as_bytes().ct_eq(signature.as_bytes()))
     }
 

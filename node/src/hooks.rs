@@ -83,7 +83,7 @@ fn verify(arguments: &Verify) -> anyhow::Result<ExitCode> {
     let mut body = vec![];
     std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body)?;
     let told = check(&arguments.secret, &arguments.signature, arguments.timestamp, &body);
-    let age = (SystemClock.now().millis() / 1000).abs_diff(arguments.timestamp);
+    let age = SystemClock.now().seconds().abs_diff(arguments.timestamp);
     match told {
         Err(why) => {
             say(&format!("refused: {why}"));
@@ -216,7 +216,7 @@ impl Listener {
         let mut event = event.clone();
         event["meta"]["webhook_id"] = json!("wh_listen");
         event["meta"]["sequence"] = json!(self.sequence.get());
-        let (body, seconds) = (event.to_string(), SystemClock.now().millis() / 1000);
+        let (body, seconds) = (event.to_string(), SystemClock.now().seconds());
         let id = event["id"].as_str().unwrap_or_default();
         let sent = self
             .client

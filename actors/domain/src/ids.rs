@@ -6,12 +6,19 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
 /// A text that is no identifier of the wanted kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an identifier that begins with `{0}`")]
 pub struct NotAnId(pub &'static str);
+
+/// Dice for an id that the same content gives again: every replica mints the same one.
+pub(crate) fn dice_of(content: Sha256) -> u128 {
+    let bytes: [u8; 32] = content.finalize().into();
+    bytes[..10].iter().fold(0, |sum, byte| sum << 8 | u128::from(*byte))
+}
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident = $prefix:literal;)*) => {$(

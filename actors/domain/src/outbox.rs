@@ -1,8 +1,6 @@
 //! What clients are told of: kept in the group that made the change, in the very entry that made it,
 //! until the organization's event log and every webhook have it.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -14,6 +12,7 @@ use crate::{
     deployment::{DeploymentStatus, Failure, Trigger},
     directory::Directory,
     event::{DirectoryEvent, ShardEvent},
+    ids::dice_of,
     job::{Job, JobStatus},
     table::Table,
 };
@@ -136,9 +135,7 @@ impl Outbox {
         digest.update(number.to_be_bytes());
         digest.update(kind.as_str());
         digest.update(&data);
-        let bytes: [u8; 32] = digest.finalize().into();
-        let dice = bytes[..10].iter().fold(0, |sum: u128, byte| sum << 8 | u128::from(*byte));
-        let id = EventId::new(at, dice);
+        let id = EventId::new(at, dice_of(digest));
         self.rows.put(number, Occurrence { id, tenant, kind, at, data, agent });
         self.next.put(0, number + 1);
     }
@@ -157,11 +154,15 @@ impl Outbox {
     }
 }
 
-fn about(agent: &Agent, kind: Kind, more: Value) -> Happening {
-    let mut data = json!({ "agent_id": agent.id, "agent_name": agent.name });
+fn joined(mut data: Value, more: Value) -> Value {
     if let (Some(data), Value::Object(more)) = (data.as_object_mut(), more) {
         data.extend(more);
     }
+    data
+}
+
+fn about(agent: &Agent, kind: Kind, more: Value) -> Happening {
+    let data = joined(json!({ "agent_id": agent.id, "agent_name": agent.name }), more);
     Happening { tenant: agent.tenant, kind, data, agent: Some(agent.id) }
 }
 
@@ -186,13 +187,7 @@ fn moved(
     at: Timestamp,
 ) -> Vec<Happening> {
     let common = json!({ "cloud_id": agent.cloud_id, "version": version_of(agent) });
-    let with = |kind, more: Value| {
-        let mut data = common.clone();
-        if let (Some(data), Value::Object(more)) = (data.as_object_mut(), more) {
-            data.extend(more);
-        }
-        about(agent, kind, data)
-    };
+    let with = |kind, more: Value| about(agent, kind, joined(common.clone(), more));
     match to {
         Status::Running => {
             let trigger = state.deployment(agent.id, agent.deployment).map(|row| row.trigger);
@@ -418,11 +413,8 @@ pub fn is_selected(selection: &[String], kind: Kind) -> bool {
 
 /// The first selection that names nothing.
 pub fn unknown_selection(selection: &[String]) -> Option<&String> {
-    let nouns: BTreeMap<&str, ()> =
-        Kind::ALL.iter().filter_map(|kind| Some((kind.as_str().split('.').next()?, ()))).collect();
     selection.iter().find(|wanted| {
-        let is_noun = wanted.strip_suffix(".*").is_some_and(|noun| nouns.contains_key(noun));
-        *wanted != "*" && !is_noun && wanted.parse::<Kind>().is_err()
+        !Kind::ALL.iter().any(|kind| is_selected(std::slice::from_ref(*wanted), *kind))
     })
 }
 

@@ -78,10 +78,6 @@ pub struct Grant {
     pub held_elsewhere: u64,
 }
 
-fn second(at: Timestamp) -> u64 {
-    at.millis() / 1000
-}
-
 impl Usage {
     /// As of `at`: what is over is forgotten, batches past their time count as spent at its end.
     fn tidy(&mut self, at: Timestamp) {
@@ -89,10 +85,10 @@ impl Usage {
             self.lent.iter().filter(|(_, lent)| lent.until <= at).map(|(node, _)| *node).collect();
         for node in over {
             if let Some(lent) = self.lent.remove(&node) {
-                self.count(second(lent.until), lent.calls);
+                self.count(lent.until.seconds(), lent.calls);
             }
         }
-        let now = second(at);
+        let now = at.seconds();
         self.seconds.retain(|second, _| *second + SECONDS > now);
         if self.day < now / DAY_SECONDS {
             (self.day, self.today) = (now / DAY_SECONDS, 0);
@@ -151,7 +147,7 @@ impl Usage {
     /// What to tell a node that was lent something.
     pub fn grant(&self, node: NodeId, allowance: Allowance, at: Timestamp) -> Option<Grant> {
         let lent = self.lent.get(&node)?.clone();
-        let now = second(at);
+        let now = at.seconds();
         let oldest = self.seconds.keys().next().copied().unwrap_or(now);
         Some(Grant {
             minute_left: self.minute_left(allowance),
@@ -182,7 +178,7 @@ pub(crate) fn lend(
     usage.tidy(at);
     if wanted > 0 {
         if let Some(unsettled) = usage.lent.remove(&node) {
-            usage.count(second(at), unsettled.calls);
+            usage.count(at.seconds(), unsettled.calls);
         }
         usage.lend(node, wanted, allowance, at);
     }
@@ -216,7 +212,7 @@ mod tests {
         usage.lend(node(1), 50, LIMIT, at(0));
         usage.lend(node(2), 50, LIMIT, at(0));
         assert_eq!(usage.lent[&node(2)].calls, 10);
-        let spent = Spent { number: 1, by_second: [(second(at(0)), 5)].into() };
+        let spent = Spent { number: 1, by_second: [(at(0).seconds(), 5)].into() };
         usage.settle(node(1), &spent);
         assert_eq!(usage.minute_left(LIMIT), 45);
         usage.settle(node(1), &spent);
@@ -246,7 +242,7 @@ mod tests {
                     let already: u64 = spent.values().sum();
                     let can = if at(now) < lent.until { lent.calls - already } else { 0 };
                     let count = spend.min(can);
-                    *spent.entry(second(at(now))).or_default() += count;
+                    *spent.entry(at(now).seconds()).or_default() += count;
                     calls.extend((0..count).map(|_| now));
                 }
                 if settles {

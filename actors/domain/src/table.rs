@@ -102,6 +102,13 @@ pub enum Order {
     Descending,
 }
 
+impl Order {
+    /// The direction of a list that shows the oldest first, or the newest.
+    pub fn ascending(is_ascending: bool) -> Self {
+        if is_ascending { Self::Ascending } else { Self::Descending }
+    }
+}
+
 /// One changed row: `row` is `None` where it was removed.
 pub struct Change {
     /// The table's number.

@@ -26,6 +26,11 @@ impl Timestamp {
         self.0
     }
 
+    /// Whole seconds since 1970.
+    pub fn seconds(self) -> u64 {
+        self.0 / 1000
+    }
+
     /// This much later.
     pub fn plus(self, duration: Duration) -> Self {
         Self::from_millis(

@@ -160,7 +160,7 @@ fn walk_table(
 
 impl Service {
     fn home(&self, id: JobId) -> u16 {
-        self.world.ports.ledger.home(id.to_string().as_bytes())
+        self.world.home_of(id)
     }
 
     /// An id whose home is where its key lives, or where this node leads.

@@ -129,7 +129,7 @@ impl EventsWanted {
             _ => end,
         };
         let from = (org, self.from.unwrap_or(EventId(edge)));
-        state.events.walk(Some(&from), super::webhooks::order(self.ascending), |key, row| {
+        state.events.walk(Some(&from), Order::ascending(self.ascending), |key, row| {
             looked_at += 1;
             let is_past = match self.ascending {
                 true => self.until.is_some_and(|until| row.at >= until),
@@ -248,12 +248,7 @@ impl RecordsWanted {
                 let row = state.delivery(*webhook, *id);
                 Records::Deliveries(row.iter().map(|row| Delivery::clone(row)).collect())
             }
-            Self::Hook(id) => {
-                let hook = state.hooks.get(id);
-                Records::Hook(Box::new(
-                    hook.map(|hook| HookState::clone(&hook)).unwrap_or_default(),
-                ))
-            }
+            Self::Hook(id) => Records::Hook(Box::new(state.hook(*id))),
             Self::Session(id) => {
                 Records::Session(state.session(*id, at).map(|row| Box::new(Session::clone(&row))))
             }

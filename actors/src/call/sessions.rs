@@ -12,7 +12,7 @@ use super::{Records, RecordsWanted, Service, ServiceError};
 impl Service {
     /// The shard of an organization.
     pub fn home_of(&self, org: OrgId) -> u16 {
-        self.world.ports.ledger.home(org.to_string().as_bytes())
+        self.world.home_of(org)
     }
 
     async fn at_home(&self, org: OrgId, command: Command) -> Result<Reply, ServiceError> {

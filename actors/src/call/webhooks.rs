@@ -7,7 +7,6 @@ use domain::{
     account::Tenant,
     outbox::Occurrence,
     shard::Command,
-    table::Order,
     webhook::{
         Webhook,
         delivery::{self, Attempt, Cause, Delivery, HookState, Status},
@@ -23,7 +22,7 @@ const PAGE: usize = 500;
 
 impl Service {
     fn hook_shard(&self, id: WebhookId) -> u16 {
-        self.world.ports.ledger.home(id.to_string().as_bytes())
+        self.world.home_of(id)
     }
 
     async fn at_hook(&self, id: WebhookId, command: Command) -> Result<(), ServiceError> {
@@ -224,9 +223,4 @@ impl Service {
         let world = Arc::clone(&self.world);
         world.attempt(hook, &row).await.0
     }
-}
-
-/// The direction of a list.
-pub(super) fn order(ascending: bool) -> Order {
-    if ascending { Order::Ascending } else { Order::Descending }
 }

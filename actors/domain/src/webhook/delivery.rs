@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     DeliveryId, EventId, NodeId, OrgId, Rejection, Timestamp, WebhookId, event::ShardEvent,
-    outbox::Occurrence, shard::Shard, table::Order,
+    ids::dice_of, outbox::Occurrence, shard::Shard, table::Order,
 };
 
 /// Pauses before the retries (`interface`, Delivery and retry).
@@ -144,9 +144,7 @@ pub fn id_of(event: &Occurrence, webhook: WebhookId) -> DeliveryId {
     let mut digest = Sha256::new();
     digest.update(event.id.0.to_be_bytes());
     digest.update(webhook.0.to_be_bytes());
-    let bytes: [u8; 32] = digest.finalize().into();
-    let dice = bytes[..10].iter().fold(0, |sum: u128, byte| sum << 8 | u128::from(*byte));
-    DeliveryId::new(event.at, dice)
+    DeliveryId::new(event.at, dice_of(digest))
 }
 
 impl Delivery {
@@ -259,6 +257,11 @@ impl Shard {
     pub fn delivery(&self, webhook: WebhookId, id: DeliveryId) -> Option<std::sync::Arc<Delivery>> {
         let key = (webhook.0, id);
         self.deliveries.get(&key).or_else(|| self.delivered.get(&key))
+    }
+
+    /// What is known of a webhook beside its record.
+    pub fn hook(&self, webhook: WebhookId) -> HookState {
+        self.hooks.get(&webhook).map(|hook| HookState::clone(&hook)).unwrap_or_default()
     }
 
     /// A webhook's deliveries that are on their way, oldest first.
@@ -393,8 +396,7 @@ pub(crate) fn repeat(
 /// Writes.
 impl Shard {
     pub(crate) fn queue_delivery(&mut self, row: &Delivery) {
-        let known = self.hooks.get(&row.webhook);
-        let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
+        let mut hook = self.hook(row.webhook);
         hook.sequence = hook.sequence.max(row.sequence);
         hook.pending += u64::from(!self.deliveries.contains(&row.key()));
         self.hooks.put(row.webhook, hook);
@@ -402,8 +404,7 @@ impl Shard {
     }
 
     pub(crate) fn note_attempt(&mut self, row: &Delivery) {
-        let known = self.hooks.get(&row.webhook);
-        let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
+        let mut hook = self.hook(row.webhook);
         hook.sequence = hook.sequence.max(row.sequence);
         if let Some(attempt) = row.attempts.last() {
             hook.note(attempt);
@@ -417,8 +418,7 @@ impl Shard {
     pub(crate) fn end_delivery(&mut self, row: &Delivery) {
         let at = row.ended_at();
         if self.deliveries.contains(&row.key()) {
-            let known = self.hooks.get(&row.webhook);
-            let mut hook = known.map(|hook| HookState::clone(&hook)).unwrap_or_default();
+            let mut hook = self.hook(row.webhook);
             hook.pending = hook.pending.saturating_sub(1);
             self.hooks.put(row.webhook, hook);
         }

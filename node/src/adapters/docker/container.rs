@@ -312,7 +312,7 @@ impl DockerRuntime {
     /// Removes containers of this node that no instance row names.
     pub async fn sweep(&self, known: &BTreeSet<String>) {
         let Ok(here) = self.engine.here() else { return };
-        let now = i64::try_from(SystemClock.now().millis() / 1000).unwrap_or_default();
+        let now = i64::try_from(SystemClock.now().seconds()).unwrap_or_default();
         let mut present = known.clone();
         for container in self.containers(&here.docker).await {
             let age = now - container.created;

@@ -36,10 +36,11 @@ use crate::{
     limiter::Limiter,
     meter::Meter,
     ports::{
-        BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Entropy, Exit, GroupView,
-        Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, Outbound,
+        BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Contact, Entropy, Exit,
+        GroupView, Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, Outbound,
         OutboundAnswer, OutboundError, OutboundRequest, PeerError, PeerRequest, PeerResponse,
-        Peers, Process, ProposeError, Replica, Runtime, Series, StartRequest, Started,
+        Peers, Process, ProposeError, Replica, Runtime, Series, SnapshotRecord, Snapshots,
+        StartRequest, Started,
     },
     root::{Watch, lock},
     route::Routes,
@@ -538,8 +539,30 @@ impl ClusterView for Nobody {
         vec![]
     }
 
+    fn contact(&self) -> Contact {
+        Contact { knows_leaders: true, last: Some(std::time::Duration::ZERO) }
+    }
+
     fn mint_token(&self) -> BoxFuture<'_, Result<NewToken, ProposeError>> {
         async { Err(ProposeError::Unavailable) }.boxed()
+    }
+}
+
+impl Snapshots for Nobody {
+    fn begin(&self) -> BoxFuture<'_, Option<SnapshotRecord>> {
+        async { None }.boxed()
+    }
+
+    fn list(&self) -> BoxFuture<'_, Vec<SnapshotRecord>> {
+        async { vec![] }.boxed()
+    }
+
+    fn read(&self, _: SnapshotRecord) -> BoxFuture<'_, std::io::Result<Option<ByteStream>>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn remove(&self, _: SnapshotRecord) -> BoxFuture<'_, std::io::Result<bool>> {
+        async { Ok(false) }.boxed()
     }
 }
 
@@ -612,6 +635,7 @@ impl FakeNode {
                 peers: Arc::new(Nobody),
                 cluster: Arc::new(Nobody),
                 outbound: Arc::clone(&receiver) as _,
+                snapshots: Arc::new(Nobody),
             },
             settings,
             node_id: NodeId(1),

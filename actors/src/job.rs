@@ -11,6 +11,7 @@ use domain::{
     JobId, Rejection,
     job::{Attempt, Job, JobStatus, Outcome, RetryOn},
     machine::Claim,
+    planted::{self, Bug},
     shard::{Command, Reply},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -218,7 +219,8 @@ struct Carry {
 
 impl Carry {
     async fn attempt(self, job: Arc<Job>, slot: Option<Slot>) -> Result<(), ActorProcessingErr> {
-        let is_new = job.status == JobStatus::Pending;
+        let begins_again = planted::has(Bug::DoubleTakeOver) && slot.is_none();
+        let is_new = job.status == JobStatus::Pending || begins_again;
         let (mut job, mut slot) = match (is_new, slot) {
             (true, _) => match self.slot(&job).await {
                 Ok(slot) => {

@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Everything that anything needs; `None` if a shard could not be asked.
-    async fn needed_blobs(self: &Arc<Self>) -> Option<BTreeSet<String>> {
+    pub async fn needed_blobs(self: &Arc<Self>) -> Option<BTreeSet<String>> {
         let mut needed = self.directory().read().blobs();
         for shard in 0..self.ports.ledger.shards() {
             let of_shard = match self.needed_blobs_of(shard).await {

@@ -150,6 +150,8 @@ pub struct GroupView {
     pub applied_index: Option<u64>,
     /// Where this node leads: how many entries each replica lacks.
     pub behind: BTreeMap<domain::NodeId, u64>,
+    /// Where this node leads: how long ago each replica answered.
+    pub contact: BTreeMap<domain::NodeId, std::time::Duration>,
 }
 
 /// A request to somebody outside.
@@ -213,6 +215,77 @@ pub struct NewToken {
     pub expires_at: Timestamp,
 }
 
+/// A backup of the whole cluster, kept by the node that made it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SnapshotRecord {
+    /// Its id.
+    pub id: domain::SnapshotId,
+    /// Who keeps it.
+    pub node_id: domain::NodeId,
+    /// How far it is.
+    pub status: SnapshotStatus,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// Its size, once it is ready.
+    pub bytes: u64,
+    /// SHA-256 of the file, once it is ready.
+    pub sha256: Option<String>,
+    /// The release that made it.
+    pub version: String,
+    /// Uploads and long payloads in it.
+    pub blobs: u64,
+    /// Built images in it.
+    pub images: u64,
+    /// What should be in it and was on no node that answered.
+    pub missing: Vec<String>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// How far a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotStatus {
+    /// It is being made.
+    Creating,
+    /// It is whole and on disk.
+    Ready,
+    /// It could not be made.
+    Failed,
+}
+
+impl SnapshotStatus {
+    /// The word used in bodies.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Ready => "ready",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Backups of the cluster. Every node keeps those that it made; any node answers for all.
+pub trait Snapshots: Send + Sync + 'static {
+    /// Begins one here; `None` while another one is being made here.
+    fn begin(&self) -> BoxFuture<'_, Option<SnapshotRecord>>;
+    /// Those of all nodes that answer, the newest first.
+    fn list(&self) -> BoxFuture<'_, Vec<SnapshotRecord>>;
+    /// The file of one that is ready; `None` if its node does not have it any more.
+    fn read(&self, record: SnapshotRecord) -> BoxFuture<'_, std::io::Result<Option<ByteStream>>>;
+    /// Removes one; whether it was there.
+    fn remove(&self, record: SnapshotRecord) -> BoxFuture<'_, std::io::Result<bool>>;
+}
+
+/// How near this node is to the leaders of the groups that it has replicas of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contact {
+    /// Whether all of these groups have a leader that was heard of lately.
+    pub knows_leaders: bool,
+    /// Since when one of them was not heard of; `None` if one never was since this node started.
+    pub last: Option<std::time::Duration>,
+}
+
 /// The cluster as this node sees it.
 pub trait ClusterView: Send + Sync + 'static {
     /// The members that answer.
@@ -221,6 +294,8 @@ pub trait ClusterView: Send + Sync + 'static {
     fn ready(&self) -> BTreeSet<domain::NodeId>;
     /// The directory, then every shard. Not to be asked while the directory is held.
     fn groups(&self) -> Vec<GroupView>;
+    /// How old what this node has may be.
+    fn contact(&self) -> Contact;
     /// Makes a token for one join.
     fn mint_token(&self) -> BoxFuture<'_, Result<NewToken, ProposeError>>;
 }

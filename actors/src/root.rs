@@ -233,6 +233,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
         | E::GossipKeyTurned(_)
+        | E::AutopilotPut(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)
         | E::UserGone(_)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::agent::plan::Timing;
+use domain::{agent::plan::Timing, autopilot::Autopilot};
 
 use crate::limiter::Rates;
 
@@ -69,12 +69,23 @@ pub struct Settings {
     pub sweep_every: Duration,
     /// How long a node may be silent before its instances are replaced.
     pub replacement_grace: Duration,
+    /// How long a node may be silent before its replicas are replaced, unless the operator says
+    /// otherwise.
+    pub dead_after: Duration,
     /// How many calls are allowed to whom.
     pub rates: Rates,
     /// Pauses before the retries of a webhook's delivery.
     pub retry_waits: Vec<Duration>,
     /// Where clients reach the service, without a slash at the end.
     pub public_url: String,
+}
+
+impl Settings {
+    /// How the cluster looks after its replicas until its operator says so.
+    pub fn autopilot(&self) -> Autopilot {
+        let dead_after_ms = u64::try_from(self.dead_after.as_millis()).unwrap_or(u64::MAX);
+        Autopilot { dead_after_ms, ..Autopilot::default() }
+    }
 }
 
 impl Default for Settings {
@@ -108,6 +119,7 @@ impl Default for Settings {
             storage_sweep_every: secs(600),
             sweep_every: secs(5),
             replacement_grace: secs(10),
+            dead_after: secs(600),
             rates: Rates::default(),
             retry_waits: domain::webhook::delivery::RETRY_WAITS.to_vec(),
             public_url: String::new(),

@@ -17,7 +17,7 @@ use crate::{
     meter::Meter,
     ports::{
         Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Replica,
-        Runtime, Series,
+        Runtime, Series, Snapshots,
     },
     root::Watch,
     route::Routes,
@@ -47,6 +47,8 @@ pub struct Ports {
     pub cluster: Arc<dyn ClusterView>,
     /// The world outside.
     pub outbound: Arc<dyn Outbound>,
+    /// Backups of the cluster.
+    pub snapshots: Arc<dyn Snapshots>,
 }
 
 /// Everything there is.

@@ -6,23 +6,31 @@ use std::{
     sync::Arc,
 };
 
-use actors::ports::GroupView;
+use actors::{ports::GroupView, world::World};
 use domain::{
     NodeId,
+    autopilot::Autopilot,
     directory::{Command, Directory, Reply},
     node::{Node, NodeStatus},
 };
+use futures::stream::BoxStream;
 use http::StatusCode;
 use poem::{Endpoint, Request, Response, handler};
-use poem_openapi::{OpenApi, param::Path, payload::Json};
+use poem_openapi::{
+    OpenApi,
+    param::Path,
+    payload::{EventStream, Json},
+};
 
 use crate::{
     Handle, Shared,
     body::cluster::{
-        ClusterBody, ClusterHealthBody, JoinTokenBody, NodeBody, Observed, ServerHealthBody,
-        ShardBody,
+        ClusterBody, ClusterConfigBody, ClusterEventBody, ClusterHealthBody, JoinTokenBody,
+        NodeBody, Observed, PutClusterConfig, ServerHealthBody, ShardBody,
     },
     caller::Caller,
+    changes,
+    check::Checked,
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     repeat::{self, keyed},
@@ -75,13 +83,19 @@ impl ClusterApi {
         let top = groups.first();
         let directory = self.0.service.directory().await?.read();
         let members = directory.nodes.rows().filter(|(_, node)| node.status != NodeStatus::Removed);
+        let threshold = self.autopilot(&directory).last_contact_threshold_ms;
+        let contact = |id: &NodeId| top.and_then(|group| group.contact.get(id)).map(millis);
+        let last = top.and_then(|group| group.last_index);
+        let behind = |id: &NodeId| top.and_then(|group| group.behind.get(id)).copied();
         let server = |(id, node): (&NodeId, &Arc<Node>)| ServerHealthBody {
             id: id.to_string(),
-            healthy: alive.contains(id),
+            healthy: alive.contains(id) && contact(id).is_none_or(|contact| contact <= threshold),
+            last_index: behind(id).and_then(|behind| last?.checked_sub(behind)),
+            last_contact_ms: contact(id),
             voter: top.is_some_and(|group| group.voters.contains(id)),
             leader: top.is_some_and(|group| group.leader == Some(*id)),
             status: node.status.as_str().to_owned(),
-            behind: top.and_then(|group| group.behind.get(id)).copied(),
+            behind: behind(id),
             stable_since: node.since.to_string(),
         };
         let (_, failure_tolerance) = tolerance(top, &alive);
@@ -173,6 +187,42 @@ impl ClusterApi {
         Ok(Json(Success::of(Page { items, has_more: false, next_cursor: None })))
     }
 
+    /// Get how the cluster looks after its replicas
+    #[oai(path = "/config", method = "get", operation_id = "getClusterConfig")]
+    async fn config(&self, _caller: Caller) -> Result<Json<Success<ClusterConfigBody>>> {
+        let directory = self.0.service.directory().await?.read();
+        Ok(Json(Success::of(self.autopilot(&directory).into())))
+    }
+
+    /// Say how the cluster looks after its replicas
+    ///
+    /// It holds on every node from then on, in the place of the setting `cluster.dead_after`.
+    #[oai(path = "/config", method = "put", operation_id = "putClusterConfig")]
+    async fn put_config(
+        &self,
+        caller: Caller,
+        request: &Request,
+        body: Checked<PutClusterConfig>,
+    ) -> Result<Json<Success<ClusterConfigBody>>> {
+        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let autopilot = Autopilot::from(body.body);
+        let command = Command::SetAutopilot(Box::new(autopilot.clone()));
+        self.0.service.change(command, key).await?;
+        Ok(Json(Success::of(autopilot.into())))
+    }
+
+    /// Watch the cluster
+    ///
+    /// As server-sent events: first `cluster.seen` with how it is, then whatever changes. Nothing is
+    /// kept for those who were away: look again.
+    #[oai(path = "/events", method = "get", operation_id = "watchCluster")]
+    async fn events(
+        &self,
+        _caller: Caller,
+    ) -> Result<EventStream<BoxStream<'static, ClusterEventBody>>> {
+        Ok(changes::stream(self.0.service.world.clone()))
+    }
+
     /// Make a join token
     ///
     /// It is good for one node and one hour.
@@ -214,19 +264,29 @@ impl ClusterApi {
     }
 
     fn seen(&self) -> Seen {
-        let cluster = &self.0.service.world.ports.cluster;
-        Seen { alive: cluster.alive(), ready: cluster.ready() }
+        Seen::of(&self.0.service.world)
+    }
+
+    fn autopilot(&self, directory: &Directory) -> Autopilot {
+        directory.autopilot().unwrap_or_else(|| self.0.service.world.settings.autopilot())
     }
 }
 
 /// Who answers, and who serves.
-struct Seen {
+pub(crate) struct Seen {
     alive: BTreeSet<NodeId>,
     ready: BTreeSet<NodeId>,
 }
 
 impl Seen {
-    fn body(&self, directory: &Directory, node: &Node) -> NodeBody {
+    /// As this node sees it.
+    pub(crate) fn of(world: &World) -> Self {
+        let cluster = &world.ports.cluster;
+        Self { alive: cluster.alive(), ready: cluster.ready() }
+    }
+
+    /// A node with that.
+    pub(crate) fn body(&self, directory: &Directory, node: &Node) -> NodeBody {
         let id = node.facts.id;
         let leads = directory.leaders.rows().filter(|(_, leader)| leader.node == id);
         let seen = Observed {
@@ -252,7 +312,12 @@ fn is_healthy(directory: &Directory, groups: &[GroupView], alive: &BTreeSet<Node
     groups.iter().all(|group| group.leader.is_some()) && members.all(|(id, _)| alive.contains(id))
 }
 
-fn shard_body(group: GroupView) -> ShardBody {
+fn millis(span: &std::time::Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A group on the wire.
+pub(crate) fn shard_body(group: GroupView) -> ShardBody {
     let names = |ids: &[NodeId]| ids.iter().map(ToString::to_string).collect();
     ShardBody {
         name: group.shard.map_or_else(|| "directory".to_owned(), |shard| shard.to_string()),

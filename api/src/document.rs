@@ -48,6 +48,12 @@ const HEADERS: [(&str, &str, &str); 4] = [
     ("X-RateLimit-Reset", "When it moves on, in seconds since 1970.", "integer"),
 ];
 
+/// Headers of answers to stale reads.
+const STALE_HEADERS: [(&str, &str, &str); 2] = [
+    ("X-Known-Leader", "Of a stale read: whether the node hears from its leaders.", "string"),
+    ("X-Last-Contact-Ms", "Of a stale read: how old it may be, in milliseconds.", "integer"),
+];
+
 const DESCRIPTION: &str = "Roost hosts AI agents: from a GitHub repository, a Docker image or an \
     uploaded archive to a running, invocable, observed agent. Every answer wears an envelope: \
     `success`, `data` or `error`, and `meta` with a `request_id`. Clients must ignore fields they do \
@@ -66,10 +72,13 @@ pub fn document() -> String {
         }
     }
     if let Some(paths) = document["paths"].as_object_mut() {
-        for operation in
-            paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut)
+        for (method, operation) in
+            paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::iter_mut)
         {
             finish_operation(operation);
+            if method == "get" {
+                finish_read(operation);
+            }
         }
     }
     let mut text = serde_json::to_string_pretty(&document).expect("a JSON value writes JSON");
@@ -114,7 +123,8 @@ pub(crate) fn methods_of(path: &str) -> String {
 
 /// Names of the schemas that request bodies are made of.
 fn request_schemas(document: &Value) -> Vec<&'static str> {
-    const REQUESTS: [&str; 33] = [
+    const REQUESTS: [&str; 34] = [
+        "PutClusterConfig",
         "CreateWebhook",
         "UpdateWebhook",
         "RotateSecret",
@@ -201,6 +211,29 @@ fn make_nullable(property: &mut Value) {
     if let Some(items) = property.get_mut("additionalProperties").filter(|items| items.is_object())
     {
         items["nullable"] = json!(true);
+    }
+}
+
+/// A read may be asked for as this node has it.
+fn finish_read(operation: &mut Value) {
+    let need = access::need_of(operation["operationId"].as_str().unwrap_or_default());
+    if matches!(need, Some(Need::Nobody) | None) {
+        return;
+    }
+    let parameter = json!({
+        "name": "consistency",
+        "in": "query",
+        "required": false,
+        "schema": { "type": "string", "enum": ["linearizable", "stale"], "default": "linearizable" },
+        "description": "`stale` answers at once with what the node has, also without a majority.",
+    });
+    match operation.get_mut("parameters").and_then(Value::as_array_mut) {
+        Some(parameters) => parameters.push(parameter),
+        None => operation["parameters"] = json!([parameter]),
+    }
+    for (name, about, kind) in STALE_HEADERS {
+        operation["responses"]["200"]["headers"][name] =
+            json!({ "description": about, "schema": { "type": kind } });
     }
 }
 

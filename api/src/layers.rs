@@ -1,16 +1,12 @@
 //! What surrounds every request: a name, limits, identification, the envelope for whatever goes
 //! wrong, and a line in the log.
 
-use std::{
-    net::IpAddr,
-    panic::AssertUnwindSafe,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::{net::IpAddr, panic::AssertUnwindSafe, sync::Arc};
 
-use actors::limiter::{Admission, Standing};
+use actors::{
+    call::Consistency,
+    limiter::{Admission, Standing},
+};
 use domain::{RequestId, Timestamp};
 use futures::{FutureExt as _, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode, header};
@@ -68,7 +64,7 @@ async fn serve<E: Endpoint<Output = Response> + 'static>(
     routes: &Arc<E>,
     mut request: Request,
 ) -> Response {
-    let _counted = Counted::one_more(&shared.requests);
+    let _counted = shared.traffic.one_more();
     let world = &shared.service.world;
     let current =
         Current { request_id: world.mint(RequestId::new), at: world.now(), began: Instant::now() };
@@ -87,24 +83,9 @@ async fn serve<E: Endpoint<Output = Response> + 'static>(
     }
     let status = response.status().as_u16();
     let elapsed = current.began.elapsed();
+    shared.traffic.answered(response.status(), current.began);
     tracing::debug!(request_id = %current.request_id, client_request_id = client_id, %method, path, status, ?elapsed, "answered");
     response
-}
-
-/// One request, for as long as it is served.
-struct Counted<'r>(&'r AtomicUsize);
-
-impl<'r> Counted<'r> {
-    fn one_more(requests: &'r AtomicUsize) -> Self {
-        requests.fetch_add(1, Relaxed);
-        Self(requests)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
 }
 
 /// Reads a refused body, up to a limit: many clients look for the answer only after they have sent
@@ -135,6 +116,7 @@ struct Visit {
     identity: Result<Arc<Identity>, Problem>,
     operation: Option<Operation>,
     origin: Option<HeaderValue>,
+    consistency: Result<Consistency, Problem>,
 }
 
 impl Visit {
@@ -149,7 +131,12 @@ impl Visit {
         let origin = origin.cloned();
         request.extensions_mut().insert(address);
         request.extensions_mut().insert(Identified(identity.clone()));
-        Self { address, identity, operation, origin }
+        let consistency = match operation.map(|operation| operation.id) {
+            // What stands there is the agent's.
+            Some("passThrough") => Ok(Consistency::Linearizable),
+            Some(_) | None => consistency(request),
+        };
+        Self { address, identity, operation, origin, consistency }
     }
 
     async fn serve<E: Endpoint<Output = Response> + 'static>(
@@ -166,6 +153,7 @@ impl Visit {
                 let now = shared.service.world.now();
                 return (standing, self.dressed(too_many(standing, now).response()));
             }
+            Admission::Unknown(standing) if self.is_look_at_trouble() => standing,
             Admission::Unknown(standing) => {
                 discard(&mut request).await;
                 return (standing, self.dressed(cannot_count().response()));
@@ -178,7 +166,7 @@ impl Visit {
         let response = match self.admit(shared, &mut request).await {
             Ok(()) => match watched {
                 Some(watched) => carry_through(shared, routes, request, watched).await,
-                None => call(&**routes, request).await,
+                None => self.read(shared, call(&**routes, request)).await,
             },
             Err(problem) => {
                 discard(&mut request).await;
@@ -190,6 +178,29 @@ impl Visit {
             }
         };
         (standing, self.dressed(response))
+    }
+
+    /// Answers a read as fresh as it asks to be; a stale one is told how old it may be.
+    async fn read(&self, shared: &Shared, call: impl Future<Output = Response>) -> Response {
+        if self.consistency.as_ref().ok() != Some(&Consistency::Stale) {
+            return call.await;
+        }
+        let contact = shared.service.world.ports.cluster.contact();
+        let mut response = Consistency::Stale.scope(call).await;
+        let headers = response.headers_mut();
+        let known = if contact.knows_leaders { "true" } else { "false" };
+        headers.insert("x-known-leader", HeaderValue::from_static(known));
+        if let Some(last) = contact.last.and_then(|last| u64::try_from(last.as_millis()).ok()) {
+            headers.insert("x-last-contact-ms", last.into());
+        }
+        response
+    }
+
+    /// An operator's look at the cluster must not hang on the cluster's being well.
+    fn is_look_at_trouble(&self) -> bool {
+        let is_operators =
+            self.operation.is_some_and(|operation| matches!(operation.need, Need::Operator(_)));
+        is_operators && self.consistency.as_ref().ok() == Some(&Consistency::Stale)
     }
 
     /// Counts the call: for its organization, or for its address if nobody knows whose it is.
@@ -211,6 +222,7 @@ impl Visit {
     async fn admit(&self, shared: &Shared, request: &mut Request) -> Result<(), Problem> {
         check_size(request)?;
         read_body(request, self.identity.is_ok()).await?;
+        self.consistency.as_ref().map_err(Problem::clone)?;
         let Some(operation) = self.operation.filter(|operation| operation.need != Need::Nobody)
         else {
             return Ok(());
@@ -278,6 +290,19 @@ async fn carry_through<E: Endpoint<Output = Response> + 'static>(
     };
     actors::root::detach(Box::pin(Current::get().scope(change)));
     told.await.unwrap_or_else(|_| Problem::internal().response())
+}
+
+/// How fresh a request asks its reads to be.
+fn consistency(request: &Request) -> Result<Consistency, Problem> {
+    let query = request.uri().query().unwrap_or_default();
+    let named = query.split('&').find_map(|pair| pair.strip_prefix("consistency="));
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    match named {
+        None | Some("linearizable") => Ok(Consistency::Linearizable),
+        Some("stale") if reads => Ok(Consistency::Stale),
+        Some("stale") => Err(Problem::field("consistency", "stale is for reads alone")),
+        Some(_) => Err(Problem::field("consistency", "must be linearizable or stale")),
+    }
 }
 
 /// A key for certain agents sees no others: they are not there.

@@ -10,6 +10,7 @@ mod auth;
 mod authorize;
 pub mod body;
 pub mod caller;
+mod changes;
 mod check;
 mod clouds;
 mod cluster;
@@ -34,13 +35,15 @@ pub mod password;
 mod query;
 mod repeat;
 mod secrets;
+mod snapshots;
 pub mod tokens;
+mod traffic;
 mod uploads;
 mod used;
 mod users;
 mod webhooks;
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::sync::Arc;
 
 use actors::call::Service;
 use domain::account::{IpRange, Tier};
@@ -48,6 +51,7 @@ use poem::{Endpoint, EndpointExt as _, IntoEndpoint as _, Response, Route};
 use poem_openapi::OpenApiService;
 
 pub use document::document;
+pub use traffic::Traffic;
 pub use uploads::UploadLinks;
 
 /// What the interface needs beside the service.
@@ -74,8 +78,8 @@ pub struct Shared {
     pub service: Service,
     /// The settings.
     pub settings: Settings,
-    /// Requests that are being served.
-    pub requests: Arc<AtomicUsize>,
+    /// What is counted of requests.
+    pub traffic: Arc<Traffic>,
     keys_used: Arc<used::KeysUsed>,
     tokens: tokens::TokenCache,
     passwords: password::Passwords,
@@ -84,7 +88,7 @@ pub struct Shared {
 
 impl Shared {
     /// Around a service. Its own tasks end with it.
-    pub fn new(service: Service, settings: Settings, requests: Arc<AtomicUsize>) -> Self {
+    pub fn new(service: Service, settings: Settings, traffic: Arc<Traffic>) -> Self {
         repeat::set_pepper(settings.pepper);
         let keys_used = Arc::new(used::KeysUsed::default());
         actors::root::detach(used::tell(service.clone(), Arc::downgrade(&keys_used)));
@@ -92,7 +96,7 @@ impl Shared {
             journal: audit::Journal::new(service.clone()),
             service,
             settings,
-            requests,
+            traffic,
             keys_used,
             tokens: tokens::TokenCache::default(),
             passwords: password::Passwords::default(),
@@ -108,7 +112,7 @@ type Apis = (
     logs::LogsApi,
     metrics::MetricsApi,
     clouds::CloudsApi,
-    cluster::ClusterApi,
+    (cluster::ClusterApi, snapshots::SnapshotsApi),
     uploads::UploadsApi,
     (
         auth::AuthApi,
@@ -133,7 +137,7 @@ fn apis(shared: Option<&Arc<Shared>>) -> OpenApiService<Apis, ()> {
         logs::LogsApi(shared.clone()),
         metrics::MetricsApi(shared.clone()),
         clouds::CloudsApi(shared.clone()),
-        cluster::ClusterApi(shared.clone()),
+        (cluster::ClusterApi(shared.clone()), snapshots::SnapshotsApi(shared.clone())),
         uploads::UploadsApi(shared.clone()),
         (
             auth::AuthApi(shared.clone()),

@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use actors::{
@@ -28,6 +28,7 @@ use actors::{
     world::{Ports, World},
 };
 use anyhow::{Context as _, ensure};
+use api::Traffic;
 use cluster::{
     RaftLedger, Settings as LedgerSettings,
     answer::PeerPort,
@@ -57,10 +58,12 @@ use crate::{
         isolation::Isolation,
         local::LocalRuntime,
         logs::{Retention, SegmentLogs},
+        metrics::Metrics,
         outbound::HttpsOutbound,
         peers::NodePeers,
         process::ProcessRuntime,
         series::SledSeries,
+        snapshots::{Backups, SnapshotPort, Sources},
         source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
         tls::{Certificates, local_names},
@@ -117,7 +120,7 @@ pub struct Node {
     stop: watch::Sender<bool>,
     closed: watch::Sender<bool>,
     door: JoinHandle<()>,
-    requests: Arc<AtomicUsize>,
+    traffic: Arc<Traffic>,
     tasks: JoinSet<()>,
     _lock: fs::File,
 }
@@ -229,6 +232,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let gossip = gossip(peers.socket, &identity, &keyring, &ledger, &alive, &watch, &ready).await?;
     tasks.spawn(gossip.run(stopped.clone()));
     let runtime = Arc::clone(&adapters.runtime);
+    let reach = Reach::new(peers.client, &ledger, &alive, &authority, config)?;
     // First of all the others must know where this node is.
     register(&ledger, facts(&identity, &base_url, config, &runtime)).await?;
     ledger.ready().await;
@@ -236,18 +240,27 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let isolation = adapters.runtime.process.isolation().layers.clone();
     tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
-    let reach = Reach::new(peers.client, &ledger, &alive, &authority, config)?;
     adapters.blobs.connect(Arc::clone(&reach.peers));
     adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
+    let backups = open_backups(&data, &adapters, &ledger, &reach, &keys)?;
     let settings = Settings { public_url: base_url.clone(), ..config.actors() };
+    let reach_view = Arc::clone(&reach.view);
+    let reach = (reach, Arc::clone(&backups));
     let world = world(adapters, Arc::clone(&ledger), reach, watch, settings, &identity, &keys);
+    backups.connect(&world);
     let root = root::start(Arc::clone(&world)).await?;
+    let traffic = Arc::new(Traffic::default());
+    let (log, state) = ledger.figures();
+    let metrics = Metrics { traffic: Arc::clone(&traffic), log, state, began: Instant::now() };
     let host = NodeHost {
+        metrics,
+        view: reach_view,
         world: Arc::clone(&world),
         ledger: Arc::clone(&ledger),
         runtime: Arc::clone(&runtime),
         blobs,
+        backups,
         alive: Arc::clone(&alive),
         keys: keys.clone(),
         authority,
@@ -256,12 +269,14 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     port.open(Arc::new(host));
     ready.store(true, Relaxed);
     let keepers = Keepers { world: &world, ledger: &ledger, alive, keyring };
-    keepers.start(&mut tasks, &root, data.join("keys"), config.cluster.dead_after.0);
+    keepers.start(&mut tasks, &root, data.join("keys"));
     if let Err(error) = steward::make_signing_key(&world).await {
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
     let settings = interface(config, &keys, base_url)?;
-    let open = open_door(&world, settings, door, certificates.server_config()?, stop, stopped);
+    let served = Arc::clone(&traffic);
+    let open =
+        open_door(served, &world, settings, door, certificates.server_config()?, stop, stopped);
     Ok(Node {
         node_id: identity.node_id,
         base_url: open.base_url,
@@ -277,7 +292,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         stop: open.stop,
         closed,
         door: open.task,
-        requests: open.requests,
+        traffic,
         tasks,
         _lock: lock,
     })
@@ -325,19 +340,13 @@ struct Keepers<'n> {
 }
 
 impl Keepers<'_> {
-    fn start(
-        self,
-        tasks: &mut JoinSet<()>,
-        root: &ActorRef<RootMessage>,
-        keys: PathBuf,
-        dead_after: Duration,
-    ) {
+    fn start(self, tasks: &mut JoinSet<()>, root: &ActorRef<RootMessage>, keys: PathBuf) {
         let Self { world, ledger, alive, keyring } = self;
         let grace = world.settings.replacement_grace;
         tasks.spawn(steward::follow_the_living(Arc::clone(&alive), root.clone(), grace));
         tasks.spawn(steward::heed_removal(Arc::clone(ledger)));
         tasks.spawn(steward::turn_keys(Arc::clone(ledger), keyring, Arc::clone(world), keys));
-        tasks.spawn(steward::judge(Arc::clone(ledger), alive, dead_after));
+        tasks.spawn(steward::judge(Arc::clone(ledger), alive, world.settings.autopilot()));
         tasks.spawn(sweep_storage(Arc::clone(world)));
         tasks.spawn(Arc::clone(world).tend_rates());
         tasks.spawn(Arc::clone(world).relay());
@@ -506,7 +515,7 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
 fn world(
     adapters: Adapters,
     ledger: Arc<RaftLedger>,
-    reach: Reach,
+    (reach, backups): (Reach, Arc<Backups>),
     watch: Arc<Watch>,
     settings: Settings,
     identity: &NodeIdentity,
@@ -525,6 +534,7 @@ fn world(
             peers: reach.peers,
             cluster: reach.view,
             outbound: reach.outbound,
+            snapshots: Arc::new(SnapshotPort(backups)),
         },
         settings,
         node_id: identity.node_id,
@@ -540,6 +550,23 @@ fn world(
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
     series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
     world
+}
+
+fn open_backups(
+    data: &Path,
+    adapters: &Adapters,
+    ledger: &Arc<RaftLedger>,
+    reach: &Reach,
+    keys: &Keys,
+) -> anyhow::Result<Arc<Backups>> {
+    let sources = Sources {
+        ledger: Arc::clone(ledger),
+        blobs: Arc::clone(&adapters.blobs),
+        runtime: Arc::clone(&adapters.runtime),
+        peers: Arc::clone(&reach.peers),
+        keys: keys.fingerprint(),
+    };
+    Backups::open(data.join("backups"), sources).context("the folder of backups")
 }
 
 /// What the interface goes by.
@@ -559,12 +586,12 @@ fn interface(config: &Config, keys: &Keys, base_url: String) -> anyhow::Result<a
 /// The front door, open.
 struct OpenDoor {
     base_url: String,
-    requests: Arc<AtomicUsize>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 fn open_door(
+    traffic: Arc<Traffic>,
     world: &Arc<World>,
     settings: api::Settings,
     listener: TcpListener,
@@ -572,19 +599,17 @@ fn open_door(
     stop: watch::Sender<bool>,
     stopped: watch::Receiver<bool>,
 ) -> OpenDoor {
-    let requests = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&requests);
     let door = Door::new(listener, certificate);
     let base_url = settings.public_url.clone();
-    let task = tokio::spawn(serve(counted, world, settings, door, stopped));
-    OpenDoor { base_url, requests, stop, task }
+    let task = tokio::spawn(serve(traffic, world, settings, door, stopped));
+    OpenDoor { base_url, stop, task }
 }
 
 /// Makes the folder; other users may pass through it to an image, and see nothing else.
 fn prepare(data: &Path) -> io::Result<()> {
     fs::create_dir_all(data)?;
     fs::set_permissions(data, fs::Permissions::from_mode(0o711))?;
-    for private in ["keys", "tls", "blobs", "logs", "series"] {
+    for private in ["keys", "tls", "blobs", "logs", "series", "backups"] {
         fs::create_dir_all(data.join(private))?;
         fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o700))?;
     }
@@ -596,7 +621,7 @@ fn prepare(data: &Path) -> io::Result<()> {
 }
 
 /// One node per folder: a second one is told so before it touches anything.
-fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
+pub fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
     let file =
         fs::OpenOptions::new().create(true).truncate(false).write(true).open(data.join("lock"))?;
     let until = std::time::Instant::now() + LOCK_WAITED_FOR;
@@ -690,14 +715,14 @@ fn public_url(config: &Config, address: SocketAddr, advertised: &str) -> String 
 }
 
 fn serve(
-    requests: Arc<AtomicUsize>,
+    traffic: Arc<Traffic>,
     world: &Arc<World>,
     settings: api::Settings,
     door: Door,
     mut stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
     let service = Service { world: Arc::clone(world) };
-    let shared = Arc::new(api::Shared::new(service, settings, requests));
+    let shared = Arc::new(api::Shared::new(service, settings, traffic));
     let routes = api::routes(&shared);
     async move {
         let until = async move {
@@ -793,7 +818,7 @@ impl Node {
 
     /// Waits until no request and no call is under way. Idle connections are not waited for.
     async fn requests_are_served(&self) {
-        while self.requests.load(Relaxed) > 0 || self.world.routes.in_flight() > 0 {
+        while self.traffic.open.load(Relaxed) > 0 || self.world.routes.in_flight() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

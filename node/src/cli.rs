@@ -39,6 +39,8 @@ enum Command {
     Token(serve::Folder),
     /// Join a cluster with a token: make the folder of a new node.
     Join(serve::Join),
+    /// Make a node anew from its peers, whose disk has given back other bytes than were written.
+    Rejoin(serve::Rejoin),
     /// Let the node of a folder leave its cluster, once nothing is on it any more.
     Leave(operate::Leave),
     /// Look at a running cluster and say what is wanted of its nodes.
@@ -85,6 +87,7 @@ fn run(command: Command, file: Option<&std::path::Path>) -> anyhow::Result<ExitC
         Command::Serve(arguments) => in_runtime(serve::serve(arguments, settings.config)),
         Command::Token(folder) => in_runtime(serve::token(folder)),
         Command::Join(arguments) => in_runtime(serve::join(arguments, settings.config)),
+        Command::Rejoin(arguments) => in_runtime(serve::rejoin(arguments, settings.config)),
         Command::Leave(arguments) => in_runtime(operate::leave(arguments)),
         Command::Cluster(command) => in_runtime(operate::run(command)),
         Command::Webhooks(command) => in_runtime(hooks::run(command)),

@@ -593,6 +593,7 @@ impl Config {
             storage_sweep_every: self.storage.sweep_every.0,
             sweep_every: defaults.sweep_every,
             replacement_grace: self.cluster.replacement_grace.0,
+            dead_after: self.cluster.dead_after.0,
             rates: self.rates().unwrap_or_default(),
             retry_waits: self.webhooks.retry_delays.iter().map(|span| span.0).collect(),
             public_url: String::new(),

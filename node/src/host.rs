@@ -18,7 +18,7 @@ use cluster::{
     peer::{PeerBody, client::FROM, server::status, whole},
 };
 use domain::{
-    NodeId, Rejection,
+    NodeId, Rejection, SnapshotId,
     directory::Command,
     machine::Entry,
     node::{NodeStatus, ZONE_LABEL},
@@ -36,8 +36,11 @@ use crate::{
         carry::{IMAGES_PATH, ImageStream},
         copies::{BLOBS_PATH, CopiedBlobs},
         local::LocalRuntime,
+        metrics::{self, Metrics},
         peers::ASK_PATH,
+        snapshots::{Backups, SNAPSHOTS_PATH},
         system::{SystemClock, SystemDice, random_bytes},
+        view::NodeView,
     },
     bootstrap, hex,
     join::{JoinReply, JoinRequest, Token},
@@ -66,6 +69,10 @@ pub enum Operation {
     Nodes,
     /// All replicated groups.
     Shards,
+    /// Begins a backup.
+    Backup,
+    /// How far a backup is.
+    BackupState(SnapshotId),
     /// Another key for gossip.
     RotateGossipKey,
     /// Another key for access tokens.
@@ -89,6 +96,12 @@ pub struct NodeHost {
     pub runtime: Arc<LocalRuntime>,
     /// Bulk of this node.
     pub blobs: Arc<CopiedBlobs>,
+    /// What is measured.
+    pub metrics: Metrics,
+    /// What operators see.
+    pub view: Arc<NodeView>,
+    /// Backups of this node.
+    pub backups: Arc<Backups>,
     /// Who answers.
     pub alive: Arc<Alive>,
     /// What every member must know.
@@ -136,6 +149,11 @@ impl NodeHost {
             Operation::Status => Ok(self.status()),
             Operation::Nodes => Ok(self.nodes()),
             Operation::Shards => Ok(self.groups()),
+            Operation::Backup => match self.backups.begin_here() {
+                Some(record) => self.backup_state(record.id),
+                None => Err("a backup is being made here already".to_owned()),
+            },
+            Operation::BackupState(id) => self.backup_state(id),
             Operation::RotateSigningKey => {
                 let key = bootstrap::signing_key(&self.world.sealer)
                     .map_err(|error| error.to_string())?;
@@ -153,6 +171,34 @@ impl NodeHost {
                 let id = node.unwrap_or(self.world.node_id);
                 self.change(Command::SetNodeStatus { id, to }).await?;
                 Ok(json!({ "node_id": id, "status": to.as_str() }))
+            }
+        }
+    }
+
+    /// A backup with the file that it is in.
+    fn backup_state(&self, id: SnapshotId) -> Result<Value, String> {
+        let all = self.backups.here();
+        let record = all.iter().find(|one| one.id == id).ok_or("there is no such backup here")?;
+        Ok(json!({ "record": record, "path": self.backups.path(id) }))
+    }
+
+    /// A list of this node's backups, one of them, or the end of one.
+    async fn backup(&self, id: &str, method: &http::Method) -> Response<PeerBody> {
+        if id.is_empty() {
+            return said(Ok(self.backups.here()));
+        }
+        let Ok(id) = id.parse() else { return status(StatusCode::NOT_FOUND) };
+        let found = if method == http::Method::DELETE {
+            self.backups.remove_here(id).map(|was_there| was_there.then(|| status(StatusCode::OK)))
+        } else {
+            let bytes = self.backups.read_here(id).await;
+            bytes.map(|bytes| bytes.map(|bytes| streamed(SyncStream(std::sync::Mutex::new(bytes)))))
+        };
+        match found {
+            Ok(answer) => answer.unwrap_or_else(|| status(StatusCode::NOT_FOUND)),
+            Err(error) => {
+                tracing::warn!(%error, "a backup could not be reached");
+                status(StatusCode::INTERNAL_SERVER_ERROR)
             }
         }
     }
@@ -250,6 +296,9 @@ impl NodeHost {
         }
         if let Some(image) = path.strip_prefix(IMAGES_PATH) {
             return self.image(image).await;
+        }
+        if let Some(id) = path.strip_prefix(SNAPSHOTS_PATH) {
+            return self.backup(id, request.method()).await;
         }
         if path == OPERATE_PATH {
             let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
@@ -393,6 +442,15 @@ impl Host for NodeHost {
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<PeerBody>> {
         self.dispatch(request).boxed()
+    }
+
+    /// Read when it is asked for.
+    fn metrics(&self) -> Response<PeerBody> {
+        let text = self.metrics.text(&self.world, &self.ledger, &self.view);
+        let mut response = Response::new(whole(text));
+        let kind = http::HeaderValue::from_static(metrics::CONTENT_TYPE);
+        response.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+        response
     }
 
     fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>> {

@@ -2,19 +2,20 @@
 //! cluster's authority, so whoever joins knows whom it talks to before it says anything; the secrets
 //! travel over that connection alone.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use cluster::peer::{client, tls};
-use domain::node::NodeFacts;
+use domain::node::{NodeFacts, NodeStatus};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
     adapters::{authority::Authority, system::random_bytes},
     hex,
+    host::{OPERATE_PATH, Operation},
     identity::NodeIdentity,
     keys::{self, Keys},
 };
@@ -137,7 +138,7 @@ pub async fn join(
     let request = serde_json::to_vec(&JoinRequest { secret, facts })?;
     let tls = tls::joining(token.authority);
     let path = cluster::peer::server::JOIN_PATH;
-    let (status, body) = client::call_once(tls, address, path, Bytes::from(request))
+    let (status, body) = client::call_once(tls, None, address, path, Bytes::from(request))
         .await
         .with_context(|| format!("the node at {address} did not take the token"))?;
     if status != 200 {
@@ -158,6 +159,39 @@ pub async fn join(
     // The identity comes last: where it is, everything is.
     identity.write(data)?;
     Ok(identity)
+}
+
+/// Makes a node anew whose folder can't be trusted any more: it is taken out under its old number, what is
+/// left of its folder is put aside, and an empty one joins. Gives where the old one is.
+pub async fn rejoin(
+    data: &Path,
+    address: &str,
+    facts: NodeFacts,
+) -> anyhow::Result<std::path::PathBuf> {
+    let identity = NodeIdentity::read(data)?
+        .with_context(|| format!("{} belongs to no node", data.display()))?;
+    let keys = data.join("keys");
+    let tls = Authority::open(&keys)?.peer_identity(&keys, identity.raft_id)?.client()?;
+    let ask = async |operation: Operation| {
+        let question = Bytes::from(serde_json::to_vec(&operation)?);
+        let from = Some(identity.raft_id);
+        let answer = client::call_once(Arc::clone(&tls), from, address, OPERATE_PATH, question);
+        let (status, body) =
+            answer.await.with_context(|| format!("the node at {address} does not answer"))?;
+        let text = String::from_utf8_lossy(&body).into_owned();
+        anyhow::ensure!(status == 200, "the node at {address} refused: {text}");
+        Ok(serde_json::from_str::<serde_json::Value>(&text)?)
+    };
+    let token = ask(Operation::Token).await?;
+    let token: Token = token["token"].as_str().context("no token in the answer")?.parse()?;
+    let set = |to| Operation::Set { node: Some(identity.node_id), to };
+    // The last one that this certificate is good for.
+    ask(set(NodeStatus::Dead)).await?;
+    ask(set(NodeStatus::Removed)).await?;
+    let aside = data.with_extension(format!("{}.damaged", identity.node_id));
+    std::fs::rename(data, &aside)?;
+    join(data, &token, address, facts).await?;
+    Ok(aside)
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::{fs, io, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
 use anyhow::{Context as _, bail};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::{Digest as _, Sha256};
 
 use crate::{adapters::system::random_bytes, hex};
 
@@ -35,6 +37,42 @@ impl Keys {
         })
     }
 
+    /// From a cluster's secret: the same on every machine that has it.
+    pub fn derived(secret: &ClusterSecret) -> Self {
+        Self {
+            pepper: secret.key("pepper"),
+            master: secret.key("master"),
+            signing: secret.key("signing"),
+            gossip: secret.key("gossip"),
+        }
+    }
+
+    /// Of a folder that has them all; the key of gossip is new.
+    pub fn kept(folder: &Path) -> anyhow::Result<Self> {
+        let key = |name: &str| {
+            let path = folder.join(name);
+            let text = fs::read_to_string(&path);
+            let text = text.with_context(|| format!("the key file {}", path.display()))?;
+            parse(text.trim()).with_context(|| {
+                format!("the key file {} must hold 64 hexadecimal digits", path.display())
+            })
+        };
+        Ok(Self {
+            pepper: key("pepper.key")?,
+            master: key("master.key")?,
+            signing: key("signing.key")?,
+            gossip: random_bytes::<32>(),
+        })
+    }
+
+    /// Tells these keys from others, and nothing of what they are.
+    pub fn fingerprint(&self) -> String {
+        let mut digest = Sha256::new();
+        digest.update(b"roost keys");
+        [&self.pepper, &self.master, &self.signing].iter().for_each(|key| digest.update(key));
+        hex(&digest.finalize())
+    }
+
     /// Keeps the keys that another node told of.
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder)?;
@@ -48,6 +86,38 @@ impl Keys {
             write_secret(&folder.join(name), hex(key).as_bytes())?;
         }
         Ok(())
+    }
+}
+
+/// Least characters of a cluster's secret.
+const SECRET_CHARACTERS_MIN: usize = 32;
+
+/// What an orchestrator gives to all nodes of a cluster, so that they find together without a token for
+/// each: all keys and the authority are made from it.
+pub struct ClusterSecret(zeroize::Zeroizing<String>);
+
+impl ClusterSecret {
+    /// Reads it.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("the cluster's secret {}", path.display()))?;
+        let text = zeroize::Zeroizing::new(text.trim().to_owned());
+        if text.len() < SECRET_CHARACTERS_MIN {
+            bail!(
+                "{} must hold at least {SECRET_CHARACTERS_MIN} characters, such as `openssl rand -hex 32` prints",
+                path.display()
+            );
+        }
+        Ok(Self(text))
+    }
+
+    /// The key for one purpose (HKDF's expansion, RFC 5869, of one block).
+    pub fn key(&self, purpose: &str) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_bytes()).expect("any length fits");
+        mac.update(b"roost ");
+        mac.update(purpose.as_bytes());
+        mac.update(&[1]);
+        mac.finalize().into_bytes().into()
     }
 }
 

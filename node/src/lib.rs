@@ -2,6 +2,7 @@
 
 pub mod adapters;
 pub mod assembly;
+pub mod backup;
 pub mod bootstrap;
 pub mod cli;
 pub mod config;
@@ -13,8 +14,10 @@ pub mod host;
 pub mod identity;
 pub mod join;
 pub mod keys;
+pub mod muster;
 pub mod operate;
 pub mod receiver;
+pub mod recover;
 pub mod serve;
 pub mod steward;
 

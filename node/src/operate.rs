@@ -55,6 +55,8 @@ pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
 pub enum Cluster {
     /// The cluster at a glance.
     Status(Folder),
+    /// Whether the node of a folder serves, for health checks: the answer is the exit code.
+    Ready(Folder),
     /// Every node: whether it answers, what is wanted of it, what runs on it.
     Nodes(Folder),
     /// Every replicated group: who leads it, who has replicas.
@@ -67,6 +69,15 @@ pub enum Cluster {
     Remove(Target),
     /// Seal gossip with another key, on all nodes, without a gap.
     RotateGossipKey(Folder),
+    /// Back the whole cluster up into a file.
+    Backup(crate::backup::Backup),
+    /// Begin a new cluster with what a backup has.
+    Restore(crate::backup::Restore),
+    /// Make a certificate that opens the figures of every node (GET /metrics on the peer port) and nothing
+    /// else, for Prometheus.
+    Certificate(Certificate),
+    /// Begin anew as a cluster of one, where the majority of the nodes is gone for good.
+    Recover(crate::recover::Recover),
     /// Sign access tokens with another key. Tokens of the two before it stay good until they expire.
     RotateSigningKey(Folder),
 }
@@ -97,6 +108,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
     match command {
         Cluster::Status(folder) => status(&folder.data).await?,
+        Cluster::Ready(folder) => return ready(&folder.data).await,
         Cluster::Nodes(folder) => nodes(&folder.data).await?,
         Cluster::Shards(folder) => shards(&folder.data).await?,
         Cluster::RotateSigningKey(folder) => {
@@ -109,11 +121,50 @@ pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
             ask(&folder.data, &Operation::RotateGossipKey).await?;
             say("gossip is sealed with a new key; nodes that are away learn it when they are back");
         }
+        Cluster::Backup(arguments) => return crate::backup::take(arguments).await,
+        Cluster::Restore(arguments) => return crate::backup::restore(arguments).await,
+        Cluster::Certificate(arguments) => certificate(&arguments)?,
+        Cluster::Recover(arguments) => return crate::recover::run(arguments).await,
         Cluster::Drain(target) => set(target, NodeStatus::Draining).await?,
         Cluster::Activate(target) => set(target, NodeStatus::Active).await?,
         Cluster::Remove(target) => set(target, NodeStatus::Removed).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `certificate` takes.
+#[derive(clap::Args)]
+pub struct Certificate {
+    /// The folder to write ca.pem, client.pem and client-key.pem to.
+    into: std::path::PathBuf,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+fn certificate(arguments: &Certificate) -> anyhow::Result<()> {
+    let (into, data) = (&arguments.into, &arguments.folder.data);
+    NodeIdentity::read(data)?.with_context(|| {
+        format!("{} belongs to no node; name its folder with --data", data.display())
+    })?;
+    let authority = Authority::open(&data.join("keys"))?;
+    let names = ["metrics.roost".to_owned()];
+    let uses = [rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let issued = authority.issue("Roost metrics", &names, &uses)?;
+    std::fs::create_dir_all(into).with_context(|| format!("the folder {}", into.display()))?;
+    let files = [
+        ("ca.pem", &authority.pem),
+        ("client.pem", &issued.pem),
+        ("client-key.pem", &issued.key_pem),
+    ];
+    for (name, text) in files {
+        crate::keys::write_secret(&into.join(name), text.as_bytes())?;
+        print(&format!("{}\n", into.join(name).display()));
+    }
+    say(&format!(
+        "Prometheus: scheme https, path /metrics, tls_config.server_name {}, on every peer address.",
+        cluster::peer::ANY_NODE
+    ));
+    Ok(())
 }
 
 async fn status(data: &Path) -> anyhow::Result<()> {
@@ -127,6 +178,13 @@ async fn status(data: &Path) -> anyhow::Result<()> {
         status["failure_tolerance"],
     ));
     Ok(())
+}
+
+async fn ready(data: &Path) -> anyhow::Result<ExitCode> {
+    let status = ask(data, &Operation::Status).await?;
+    let serves = status["leader"].is_string();
+    say(if serves { "ready" } else { "the cluster has no leader" });
+    Ok(if serves { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn nodes(data: &Path) -> anyhow::Result<()> {

@@ -17,7 +17,7 @@ use crate::{
     host::Operation,
     identity::NodeIdentity,
     join::{self, Token},
-    operate,
+    muster, operate,
 };
 
 /// Where a node keeps everything.
@@ -49,6 +49,19 @@ pub struct Serve {
     /// Where other nodes are served, instead of the setting cluster.peer_listen.
     #[arg(long, value_name = "ADDRESS")]
     peer: Option<SocketAddr>,
+    /// A file with a secret that all nodes of the cluster are given: an empty folder founds the cluster, or
+    /// joins it with --join, without a token. For orchestrators.
+    #[arg(long, value_name = "FILE", env = "ROOST_SECRET_FILE")]
+    secret_file: Option<PathBuf>,
+    /// Peer addresses of nodes, as host:port; the first one founds the cluster if nobody listens there.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        value_delimiter = ',',
+        env = "ROOST_JOIN",
+        requires = "secret_file"
+    )]
+    join: Vec<String>,
     /// Print one line of JSON once everything is ready, for programs.
     #[arg(long)]
     json: bool,
@@ -118,6 +131,17 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     if arguments.with_parent {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
+    if let Some(secret) = &arguments.secret_file
+        && NodeIdentity::read(&arguments.folder.data)?.is_none()
+    {
+        let begun = tokio::select! {
+            begun = muster::begin(&arguments.folder.data, secret, &arguments.join, &config) => begun?,
+            stopped = until_stopped() => return stopped.map(|()| ExitCode::SUCCESS),
+        };
+        if begun == muster::Begun::Founded {
+            return Err(begin_again());
+        }
+    }
     let listening = |given: Option<SocketAddr>, setting: &str, name: &str| match given {
         Some(address) => Ok(address),
         None => {
@@ -143,6 +167,16 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     say("stopping");
     node.stop().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Becomes the same command anew; returns only if that fails.
+fn begin_again() -> anyhow::Error {
+    use std::os::unix::process::CommandExt as _;
+    match std::env::current_exe() {
+        Ok(program) => std::process::Command::new(program).args(std::env::args_os().skip(1)).exec(),
+        Err(error) => error,
+    }
+    .into()
 }
 
 /// A node, for programs.
@@ -178,6 +212,30 @@ pub async fn join(arguments: Join, config: Config) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What `rejoin` takes.
+#[derive(clap::Args)]
+pub struct Rejoin {
+    #[command(flatten)]
+    folder: Folder,
+    /// The peer address of another node of the cluster, as host:port.
+    address: String,
+}
+
+/// Makes the node of a folder anew from its peers.
+pub async fn rejoin(arguments: Rejoin, config: Config) -> anyhow::Result<ExitCode> {
+    let data = &arguments.folder.data;
+    let lock = assembly::lock_folder(data)?;
+    let aside = join::rejoin(data, &arguments.address, untold(&config)).await?;
+    drop(lock);
+    say(&format!(
+        "{} is the folder of a new node; the old one is {}.",
+        data.display(),
+        aside.display()
+    ));
+    say(&format!("Next: `roost serve --data {}`.", data.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Redeems a token for a folder.
 pub async fn become_member(
     data: &Path,
@@ -186,17 +244,21 @@ pub async fn become_member(
     advertise: &str,
     config: &Config,
 ) -> anyhow::Result<NodeIdentity> {
-    // Until it runs, nobody knows more of it; `serve` tells the rest.
-    let facts = domain::node::NodeFacts {
+    let facts = domain::node::NodeFacts { peer_address: advertise.to_owned(), ..untold(config) };
+    join::join(data, token, address, facts).await
+}
+
+/// Until a node runs, nobody knows more of it; `serve` tells the rest.
+fn untold(config: &Config) -> domain::node::NodeFacts {
+    domain::node::NodeFacts {
         id: domain::NodeId(0),
         raft_id: 0,
-        peer_address: advertise.to_owned(),
+        peer_address: config.cluster.advertise.clone(),
         base_url: String::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         labels: config.labels(),
         cores: 0,
         memory_mb: 0,
         providers: vec![],
-    };
-    join::join(data, token, address, facts).await
+    }
 }

@@ -12,7 +12,7 @@ use cluster::{
     RaftLedger,
     gossip::{Alive, seal::Keyring},
 };
-use domain::{NodeId, directory::Command, machine::Entry, node::NodeStatus};
+use domain::{NodeId, autopilot::Autopilot, directory::Command, machine::Entry, node::NodeStatus};
 use ractor::ActorRef;
 use tokio::time::Instant;
 
@@ -20,8 +20,6 @@ use crate::{adapters::system::SystemClock, bootstrap};
 
 /// Between looks at the members.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a node that was given up must answer before it counts again.
-const BACK_AFTER: Duration = Duration::from_secs(5);
 
 /// Actors look again when a node comes or goes, and once more when its grace is over.
 pub async fn follow_the_living(alive: Arc<Alive>, root: ActorRef<RootMessage>, grace: Duration) {
@@ -57,7 +55,7 @@ pub async fn make_signing_key(world: &World) -> anyhow::Result<()> {
 
 /// The directory's leader writes down which members are gone for so long that their replicas are
 /// replaced, and which of those are back.
-pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Duration) {
+pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, unless_told: Autopilot) {
     let mut since: BTreeMap<(NodeId, bool), Instant> = BTreeMap::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -65,6 +63,8 @@ pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Durat
             since.clear();
             continue;
         }
+        let autopilot = ledger.directory().read().autopilot();
+        let autopilot = autopilot.unwrap_or_else(|| unless_told.clone());
         let nodes: Vec<(NodeId, u64, NodeStatus)> = {
             let directory = ledger.directory().read();
             let rows = directory.nodes.rows();
@@ -74,16 +74,18 @@ pub async fn judge(ledger: Arc<RaftLedger>, alive: Arc<Alive>, dead_after: Durat
             let answers = alive.has(raft_id);
             since.remove(&(id, !answers));
             let (to, after) = match (status, answers) {
-                (NodeStatus::Active | NodeStatus::Draining, false) => {
-                    (NodeStatus::Dead, dead_after)
+                (NodeStatus::Active | NodeStatus::Draining, false)
+                    if autopilot.cleanup_dead_servers =>
+                {
+                    (NodeStatus::Dead, autopilot.dead_after_ms)
                 }
-                (NodeStatus::Dead, true) => (NodeStatus::Active, BACK_AFTER),
-                (NodeStatus::Active | NodeStatus::Draining, true)
+                (NodeStatus::Dead, true) => (NodeStatus::Active, autopilot.stabilization_ms),
+                (NodeStatus::Active | NodeStatus::Draining, _)
                 | (NodeStatus::Dead, false)
                 | (NodeStatus::Removed, _) => continue,
             };
             let began = *since.entry((id, answers)).or_insert_with(Instant::now);
-            if began.elapsed() >= after {
+            if began.elapsed() >= Duration::from_millis(after) {
                 since.remove(&(id, answers));
                 set_status(&ledger, id, to).await;
             }

@@ -17,8 +17,10 @@ use crate::{
     node::{QUICK, binary, text},
 };
 
-/// Clusters at once: more would only take each other's processors.
-const AT_ONCE: usize = 2;
+/// Nodes of clusters at once: more would only take each other's processors.
+const AT_ONCE: usize = 6;
+/// What a cluster counts at least: small ones are there to grow.
+const COUNTS_AT_LEAST: usize = 3;
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// A running cluster; it ends with its value.
@@ -32,6 +34,7 @@ pub struct Cluster {
     live_key: String,
     test_key: String,
     again: Vec<Child>,
+    _room: Room,
 }
 
 /// One node of it.
@@ -45,21 +48,35 @@ pub struct Member {
     folder: PathBuf,
 }
 
-fn take_a_place() {
-    let (count, free) = &RUNNING;
-    let count = count.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut count =
-        free.wait_while(count, |count| *count >= AT_ONCE).unwrap_or_else(PoisonError::into_inner);
-    *count += 1;
+/// Room for the nodes of a cluster; it is free again with its value.
+pub(crate) struct Room(usize);
+
+impl Room {
+    /// Waits until there is nobody else.
+    pub(crate) fn all() -> Self {
+        Self::wait_for(AT_ONCE)
+    }
+
+    /// Waits until there is so much.
+    pub(crate) fn wait_for(nodes: usize) -> Self {
+        let nodes = nodes.clamp(COUNTS_AT_LEAST, AT_ONCE);
+        let (count, free) = &RUNNING;
+        let count = count.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = free.wait_while(count, |count| *count + nodes > AT_ONCE);
+        *taken.unwrap_or_else(PoisonError::into_inner) += nodes;
+        Self(nodes)
+    }
 }
 
-fn give_the_place_back() {
-    let (count, free) = &RUNNING;
-    *count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-    free.notify_one();
+impl Drop for Room {
+    fn drop(&mut self) {
+        let (count, free) = &RUNNING;
+        *count.lock().unwrap_or_else(PoisonError::into_inner) -= self.0;
+        free.notify_all();
+    }
 }
 
-fn signal(pid: u32, name: &str) {
+pub(crate) fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args([name, &pid.to_string()]).stderr(Stdio::null()).status();
     assert!(sent.is_ok(), "signals can be sent");
 }
@@ -70,7 +87,7 @@ fn is_gone(pid: u32) -> bool {
     matches!(state, None | Some('Z'))
 }
 
-fn first_line(child: &mut Child) -> Value {
+pub(crate) fn first_line(child: &mut Child) -> Value {
     let out = child.stdout.take().expect("its output is ours");
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line).expect("it says that it is ready");
@@ -84,9 +101,18 @@ impl Cluster {
         Self::with(nodes, &[])
     }
 
+    /// So many nodes with short times and no other cluster beside them, for stories that count how much
+    /// gets done.
+    pub fn alone(nodes: usize) -> Self {
+        Self::within(Room::all(), nodes, &[])
+    }
+
     /// So many nodes with short times and these settings.
     pub fn with(nodes: usize, settings: &[(&str, &str)]) -> Self {
-        take_a_place();
+        Self::within(Room::wait_for(nodes), nodes, settings)
+    }
+
+    fn within(room: Room, nodes: usize, settings: &[(&str, &str)]) -> Self {
         let settings: Vec<_> = QUICK
             .iter()
             .chain(&[("ROOST_CLUSTER__REPLACEMENT_GRACE", "2s")])
@@ -115,7 +141,7 @@ impl Cluster {
         let listed = ready["nodes"].as_array().expect("nodes");
         let nodes = listed.iter().enumerate().map(member).collect();
         let (live_key, test_key) = (text(&ready["live_key"]), text(&ready["test_key"]));
-        Self { dev, data, nodes, settings, live_key, test_key, again: vec![] }
+        Self { dev, data, nodes, settings, live_key, test_key, again: vec![], _room: room }
     }
 
     /// Somebody with the live key, at one node.
@@ -130,7 +156,7 @@ impl Cluster {
 
     /// Somebody with this key or token at one node.
     pub fn caller(&self, node: usize, key: &str) -> Customer {
-        let authority = self.nodes[0].folder.join("tls/ca.pem");
+        let authority = self.nodes[node].folder.join("tls/ca.pem");
         Customer::new(&self.nodes[node].base_url, &authority, key)
     }
 
@@ -184,16 +210,49 @@ impl Cluster {
         }
     }
 
+    /// Starts the node of a folder that was made beside this cluster; gives its place.
+    pub fn adopt(&mut self, folder: PathBuf) -> usize {
+        let base_url = "https://127.0.0.1:0".to_owned();
+        self.nodes.push(Member { id: String::new(), base_url, pid: 0, folder });
+        let place = self.nodes.len() - 1;
+        let mut child = self.serve(place);
+        let ready = first_line(&mut child);
+        let member = &mut self.nodes[place];
+        member.id = text(&ready["node_id"]);
+        member.base_url = text(&ready["base_url"]);
+        member.pid = child.id();
+        self.again.push(child);
+        place
+    }
+
+    /// Starts a node that can't start; what it says.
+    pub fn start_and_fail(&self, node: usize) -> String {
+        let mut child = self.command(node).stderr(Stdio::piped()).spawn().expect("it runs");
+        for _ in 0..400 {
+            if !matches!(child.try_wait(), Ok(None)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = child.kill();
+        let output = child.wait_with_output().expect("it has ended");
+        assert!(!output.status.success(), "it must not start");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
     fn serve(&self, node: usize) -> Child {
+        self.command(node).stdout(Stdio::piped()).spawn().expect("the node starts")
+    }
+
+    fn command(&self, node: usize) -> Command {
         let address = self.nodes[node].base_url.trim_start_matches("https://").to_owned();
-        Command::new(binary())
+        let mut command = Command::new(binary());
+        command
             .args(["serve", "--json", "--peer", "127.0.0.1:0", "--clients", &address, "--data"])
             .arg(&self.nodes[node].folder)
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("the node starts")
+            .stdin(Stdio::null());
+        command
     }
 
     /// A command of the operator on the machine of a node.
@@ -205,7 +264,12 @@ impl Cluster {
 
     /// A new node by a token: its folder, its process and where it is reached.
     pub fn grow(&mut self) {
-        let token = self.operate(0, &["token"]);
+        self.grow_at(0);
+    }
+
+    /// The same with a token of this node; gives the new node's place.
+    pub fn grow_at(&mut self, node: usize) -> usize {
+        let token = self.operate(node, &["token"]);
         assert!(token.status.success(), "{}", String::from_utf8_lossy(&token.stderr));
         let said = String::from_utf8_lossy(&token.stderr).into_owned();
         let address = said.lines().find_map(|line| line.split("--token").nth(1)).expect("a hint");
@@ -218,16 +282,7 @@ impl Cluster {
             .output()
             .expect("it runs");
         assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
-        let base_url = "https://127.0.0.1:0".to_owned();
-        self.nodes.push(Member { id: String::new(), base_url, pid: 0, folder });
-        let place = self.nodes.len() - 1;
-        let mut child = self.serve(place);
-        let ready = first_line(&mut child);
-        let member = &mut self.nodes[place];
-        member.id = text(&ready["node_id"]);
-        member.base_url = text(&ready["base_url"]);
-        member.pid = child.id();
-        self.again.push(child);
+        self.adopt(folder)
     }
 }
 
@@ -249,6 +304,5 @@ impl Drop for Cluster {
             let _ = child.kill();
             let _ = child.wait();
         }
-        give_the_place_back();
     }
 }

@@ -92,10 +92,14 @@ impl Customer {
         self.client.request(method, format!("{}{path}", self.base_url)).bearer_auth(&self.key)
     }
 
-    /// Sends a request.
+    /// Sends a request. A stream is not read: it may have no end.
     pub async fn send(&self, request: RequestBuilder) -> Answer {
         let response = request.send().await.expect("the service answers");
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let kind = headers.get("content-type").and_then(|kind| kind.to_str().ok());
+        if kind.is_some_and(|kind| kind.starts_with("text/event-stream")) {
+            return Answer { status, headers, body: Value::Null };
+        }
         let bytes = response.bytes().await.expect("a whole answer");
         Answer { status, headers, body: serde_json::from_slice(&bytes).unwrap_or_default() }
     }

@@ -83,11 +83,46 @@ cp "$node" "$root/usr/bin/node"; libraries "$node"
 finish roost-test-node:1
 "#;
 
+/// What a node itself needs: a shell for the steps of its Dockerfile, and the libraries of the program.
+const HOST_BASE: &str = r#"
+mkdir -p "$root/bin" "$root/var/lib"
+cp "$(readlink -f /bin/sh)" "$root/bin/sh"; libraries "$root/bin/sh"; libraries "$ROOST"
+version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+cp "$(readlink -f /usr/bin/python3)" "$root/usr/bin/python3"; libraries "$root/usr/bin/python3"
+mkdir -p "$root/usr/lib/python$version"
+tar -C "/usr/lib/python$version" --exclude=test --exclude=idlelib --exclude=lib2to3 --exclude=tkinter -c . \
+  | tar -C "$root/usr/lib/python$version" -x
+for file in "$root/usr/lib/python$version/lib-dynload/"*.so; do libraries "$file"; done
+cp /bin/cat "$root/usr/bin/cat"; libraries "$root/usr/bin/cat"
+finish roost-test-host:1
+"#;
+
+/// An image of a node, made by the project's own Dockerfile on a base of this machine.
+pub fn node_image(program: &Path) -> &'static str {
+    const IMAGE: &str = "roost-test-node-image:1";
+    base("roost-test-host:1", HOST_BASE);
+    let context = tempfile::tempdir().expect("a folder");
+    let copied = context.path().join("roost");
+    let stripped = Command::new("strip").arg("-o").arg(&copied).arg(program).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(program, &copied).expect("copied");
+    }
+    let dockerfile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/Dockerfile");
+    let (dockerfile, context) =
+        (dockerfile.display().to_string(), context.path().display().to_string());
+    let arguments = ["--build-arg", "BASE_IMAGE=roost-test-host:1", "--build-arg", "PACKAGES="];
+    let build = [&["build", "-t", IMAGE, "-f", &dockerfile][..], &arguments, &[&context]].concat();
+    told(&build);
+    IMAGE
+}
+
 fn base(name: &str, script: &str) {
     if docker(&["image", "inspect", name]).status.success() {
         return;
     }
-    let made = Command::new("bash").arg("-c").arg(format!("{COMMON}{script}")).output();
+    let mut bash = Command::new("bash");
+    bash.env("ROOST", crate::node::binary());
+    let made = bash.arg("-c").arg(format!("{COMMON}{script}")).output();
     let made = made.expect("bash runs");
     assert!(made.status.success(), "{name}: {}", String::from_utf8_lossy(&made.stderr));
 }

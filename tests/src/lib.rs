@@ -5,6 +5,7 @@ mod cluster;
 mod customer;
 pub mod engine;
 pub mod load;
+mod network;
 mod node;
 pub mod peers;
 mod receiver;
@@ -12,6 +13,7 @@ pub mod source;
 
 pub use cluster::{Cluster, Member};
 pub use customer::{Answer, Customer, eventually};
+pub use network::Network;
 pub use node::Node;
 pub use receiver::{Got, Receiver};
 
@@ -26,6 +28,22 @@ pub fn base64url(bytes: &[u8]) -> String {
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     use sha2::{Digest as _, Sha256};
     Sha256::digest(bytes).into()
+}
+
+/// The same as text.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    sha256(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The program under test.
+pub fn binary() -> std::path::PathBuf {
+    node::binary()
+}
+
+/// Runs the program to its end.
+pub fn roost(arguments: &[String]) -> std::process::Output {
+    let mut command = std::process::Command::new(node::binary());
+    command.args(arguments).stdin(std::process::Stdio::null()).output().expect("it runs")
 }
 
 /// A part of an address in plain.

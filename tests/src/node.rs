@@ -70,14 +70,23 @@ impl Node {
         Self::with(&[])
     }
 
+    /// A fresh node with short times below this folder.
+    pub fn on(folder: &Path) -> Self {
+        Self::make(tempfile::tempdir_in(folder).expect("a temporary folder"), &[])
+    }
+
     /// A fresh node with short times and these settings.
     pub fn with(settings: &[(&str, &str)]) -> Self {
+        Self::make(tempfile::tempdir().expect("a temporary folder"), settings)
+    }
+
+    fn make(data: TempDir, settings: &[(&str, &str)]) -> Self {
         let settings: Vec<_> = QUICK
             .iter()
             .chain(settings)
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        let data = Arc::new(tempfile::tempdir().expect("a temporary folder"));
+        let data = Arc::new(data);
         let (child, ready) = spawn(data.path(), &settings);
         Self {
             child,
@@ -116,6 +125,11 @@ impl Node {
         let mut command = Command::new(binary());
         command.args(["dev", "--json", "--port", "0", "--data"]).arg(self.data.path());
         command.stdin(Stdio::null()).output().expect("it runs")
+    }
+
+    /// Whether its process has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
     /// `kill -9`.

@@ -10,6 +10,7 @@ use crate::{
     },
     agent::{Agent, Desired, Status, StatusReason},
     audit::Audited,
+    autopilot::Autopilot,
     cloud::Cloud,
     deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
     idempotency::{KeyHash, Keyed},
@@ -44,6 +45,8 @@ pub enum DirectoryEvent {
     JoinTokenGone([u8; 32]),
     /// Gossip is sealed with another key.
     GossipKeyTurned(Vec<u8>),
+    /// The operator wants replicas looked after like this.
+    AutopilotPut(Box<Autopilot>),
     /// An organization exists.
     OrganizationPut(Box<Organization>),
     /// A person exists.

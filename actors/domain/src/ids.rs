@@ -124,6 +124,8 @@ ids! {
     WebhookId = "wh_";
     /// One event on its way to one webhook.
     DeliveryId = "dlv_";
+    /// A backup of the whole cluster.
+    SnapshotId = "snap_";
     /// One node; new with every new data folder.
     NodeId = "node_";
 }

@@ -12,6 +12,7 @@
 pub mod account;
 pub mod agent;
 pub mod audit;
+pub mod autopilot;
 pub mod cloud;
 pub mod codec;
 pub mod deployment;
@@ -25,6 +26,7 @@ pub mod limits;
 pub mod machine;
 pub mod node;
 pub mod outbox;
+pub mod planted;
 pub mod rate;
 pub mod rejection;
 pub mod schedule;
@@ -37,8 +39,8 @@ pub mod webhook;
 
 pub use ids::{
     AgentId, ApiKeyId, ApplicationId, AuditId, CloudId, DeliveryId, DeploymentId, EventId,
-    InstanceId, InvitationId, JobId, NodeId, OrgId, RequestId, SessionId, UploadId, UserId,
-    WebhookId,
+    InstanceId, InvitationId, JobId, NodeId, OrgId, RequestId, SessionId, SnapshotId, UploadId,
+    UserId, WebhookId,
 };
 pub use rejection::Rejection;
 pub use time::Timestamp;

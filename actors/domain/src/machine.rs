@@ -10,6 +10,7 @@ use crate::{
     Rejection, Timestamp,
     idempotency::{self, Keyed, Keys, Seen},
     outbox::{Happening, Outbox},
+    planted::{self, Bug},
     table::AnyTable,
 };
 
@@ -100,6 +101,7 @@ pub fn apply<M: Machine>(
     };
     if let Some(key) = &entry.key
         && idempotency::is_kept(&result)
+        && !planted::has(Bug::ReplyForgotten)
     {
         machine.keys().answered(key, entry.at, &result);
     }

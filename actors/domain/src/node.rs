@@ -10,7 +10,7 @@ use crate::{
     machine::Claim,
 };
 
-/// The label that names a node's redundancy zone.
+/// The label that names a node's redundancy zone unless the operator says otherwise.
 pub const ZONE_LABEL: &str = "zone";
 /// Join tokens that wait to be redeemed at once.
 pub const TOKENS_MAX: usize = 1000;
@@ -80,10 +80,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// Its zone; a node without one is a zone of its own.
-    pub fn zone(&self) -> String {
+    /// Its zone, which this label names; a node without one is a zone of its own.
+    pub fn zone(&self, label: &str) -> String {
         let own = || self.facts.id.to_string();
-        self.facts.labels.get(ZONE_LABEL).cloned().unwrap_or_else(own)
+        self.facts.labels.get(label).cloned().unwrap_or_else(own)
     }
 
     /// Whether it belongs to the cluster and is not known to be gone.

@@ -316,6 +316,7 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
         | E::GossipKeyTurned(_)
+        | E::AutopilotPut(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)
         | E::UserGone(_)

@@ -36,10 +36,10 @@ impl Offer {
         Self { node, zone: node.to_string(), labels, providers, cores, memory_mb }
     }
 
-    fn of(node: &Node) -> Self {
+    fn of(node: &Node, zone_label: &str) -> Self {
         Self {
             node: node.facts.id,
-            zone: node.zone(),
+            zone: node.zone(zone_label),
             labels: node.facts.labels.clone(),
             providers: node.facts.providers.clone(),
             cores: node.facts.cores,
@@ -58,7 +58,8 @@ pub fn offers(
         return vec![alone()];
     }
     let active = directory.nodes.rows().filter(|(_, node)| node.status == NodeStatus::Active);
-    active.filter(|(id, _)| usable(**id)).map(|(_, node)| Offer::of(node)).collect()
+    let zone = directory.autopilot().unwrap_or_default().redundancy_zone;
+    active.filter(|(id, _)| usable(**id)).map(|(_, node)| Offer::of(node, &zone)).collect()
 }
 
 /// What is promised on a node.

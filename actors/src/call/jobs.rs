@@ -359,7 +359,7 @@ impl Service {
         id: JobId,
         shard: u16,
     ) -> Result<Arc<Job>, ServiceError> {
-        self.world.ports.ledger.refresh_shard(shard).await?;
+        self.freshen_shard(shard).await?;
         Ok(self.world.ports.ledger.shard(shard).read().job(tenant, id)?)
     }
 
@@ -394,7 +394,7 @@ impl Service {
     ) -> Result<Vec<Arc<Job>>, ServiceError> {
         let ledger = Arc::clone(&self.world.ports.ledger);
         for shard in &shards {
-            ledger.refresh_shard(*shard).await?;
+            self.freshen_shard(*shard).await?;
         }
         // History is read from disk, so this leaves the runtime's threads alone.
         let found = tokio::task::spawn_blocking(move || {

@@ -3,6 +3,7 @@
 //! answered with plain records.
 
 mod agents;
+mod consistency;
 pub(crate) mod invoke;
 mod jobs;
 mod observe;
@@ -19,6 +20,7 @@ use domain::{
     idempotency::Keyed,
 };
 
+pub use consistency::Consistency;
 pub use invoke::{Finished, Invoked};
 pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
 pub use observe::{AgentFigures, MetricsRange};
@@ -83,9 +85,9 @@ pub struct Answered<T> {
 }
 
 impl Service {
-    /// The directory with every change acknowledged so far.
+    /// The directory with every change acknowledged so far, unless the call takes a stale one.
     pub async fn directory(&self) -> Result<&Replica<Directory>, ServiceError> {
-        self.world.ports.ledger.refresh_directory().await?;
+        self.freshen_directory().await?;
         Ok(self.world.directory())
     }
 

@@ -1,5 +1,5 @@
 //! What shards keep for reading: pages of history, each from the one shard that has it, wherever that
-//! is. Every page is linearizable: it holds what was acknowledged before it was asked for.
+//! is. A page holds what was acknowledged before it was asked for, unless the caller takes a stale one.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -279,7 +279,7 @@ impl Service {
         wanted: RecordsWanted,
     ) -> Result<Records, ServiceError> {
         let ledger = Arc::clone(&self.world.ports.ledger);
-        ledger.refresh_shard(shard).await?;
+        self.freshen_shard(shard).await?;
         let now = self.world.now();
         // History is read from disk, so this leaves the runtime's threads alone.
         let read = move || wanted.read(&ledger.shard(shard).read(), now);

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use domain::node::Node;
-use poem_openapi::Object;
+use domain::{autopilot::Autopilot, node::Node};
+use poem_openapi::{Object, types::Any};
+use serde_json::Value;
 
 /// The cluster at a glance.
 #[derive(Clone, Debug, Object)]
@@ -153,10 +154,107 @@ pub struct ServerHealthBody {
     pub leader: bool,
     /// `active`, `draining` or `dead`.
     pub status: String,
-    /// Entries of the directory that it lacks, where the node that answers knows.
+    /// Entries of the directory that it lacks, where the node that answers leads it.
     pub behind: Option<u64>,
+    /// The last entry of the directory that it has, where the node that answers leads it.
+    pub last_index: Option<u64>,
+    /// How long ago it answered the leader, where that is the node that answers.
+    pub last_contact_ms: Option<u64>,
     /// Since when its status holds.
     pub stable_since: String,
+}
+
+/// How the cluster looks after its replicas.
+#[derive(Clone, Debug, Object)]
+pub struct ClusterConfigBody {
+    /// Whether the replicas of a node that is silent for `dead_after_s` are replaced.
+    pub cleanup_dead_servers: bool,
+    /// After how long, in seconds.
+    pub dead_after_s: u64,
+    /// A server that was not heard of for longer is not healthy, in milliseconds.
+    pub last_contact_threshold_ms: u64,
+    /// Entries that a replica may lack to be made a voter.
+    pub max_trailing_logs: u64,
+    /// How long a node that was given up must answer before it counts again, in seconds.
+    pub stabilization_s: u64,
+    /// Fewer voters than this are never made of more, however long a node is dead.
+    pub min_quorum: u64,
+    /// The label that names a node's redundancy zone.
+    pub redundancy_zone: String,
+}
+
+impl From<Autopilot> for ClusterConfigBody {
+    fn from(row: Autopilot) -> Self {
+        Self {
+            cleanup_dead_servers: row.cleanup_dead_servers,
+            dead_after_s: row.dead_after_ms / 1000,
+            last_contact_threshold_ms: row.last_contact_threshold_ms,
+            max_trailing_logs: row.max_trailing_logs,
+            stabilization_s: row.stabilization_ms / 1000,
+            min_quorum: row.min_quorum,
+            redundancy_zone: row.redundancy_zone,
+        }
+    }
+}
+
+/// Say how the cluster looks after its replicas. What is left out takes its default.
+#[derive(Clone, Debug, Object)]
+pub struct PutClusterConfig {
+    /// `true` if left out.
+    pub cleanup_dead_servers: Option<bool>,
+    /// 1 to 2592000; 600 if left out.
+    #[oai(validator(minimum(value = "1"), maximum(value = "2592000")))]
+    pub dead_after_s: Option<u64>,
+    /// 100 to 60000; 1000 if left out.
+    #[oai(validator(minimum(value = "100"), maximum(value = "60000")))]
+    pub last_contact_threshold_ms: Option<u64>,
+    /// 1 to 1000000; 1000 if left out.
+    #[oai(validator(minimum(value = "1"), maximum(value = "1000000")))]
+    pub max_trailing_logs: Option<u64>,
+    /// 0 to 86400; 10 if left out.
+    #[oai(validator(minimum(value = "0"), maximum(value = "86400")))]
+    pub stabilization_s: Option<u64>,
+    /// 1 to 5; 3 if left out.
+    #[oai(validator(minimum(value = "1"), maximum(value = "5")))]
+    pub min_quorum: Option<u64>,
+    /// A label of `cluster.labels`; `zone` if left out.
+    #[oai(validator(min_length = 1, max_length = 63))]
+    pub redundancy_zone: Option<String>,
+}
+
+impl From<PutClusterConfig> for Autopilot {
+    fn from(body: PutClusterConfig) -> Self {
+        let unsaid = Self::default();
+        let millis = |seconds: u64| seconds * 1000;
+        Self {
+            cleanup_dead_servers: body.cleanup_dead_servers.unwrap_or(unsaid.cleanup_dead_servers),
+            dead_after_ms: body.dead_after_s.map_or(unsaid.dead_after_ms, millis),
+            last_contact_threshold_ms: body
+                .last_contact_threshold_ms
+                .unwrap_or(unsaid.last_contact_threshold_ms),
+            max_trailing_logs: body.max_trailing_logs.unwrap_or(unsaid.max_trailing_logs),
+            stabilization_ms: body.stabilization_s.map_or(unsaid.stabilization_ms, millis),
+            min_quorum: body.min_quorum.unwrap_or(unsaid.min_quorum),
+            redundancy_zone: body.redundancy_zone.unwrap_or(unsaid.redundancy_zone),
+        }
+    }
+}
+
+/// Something about the cluster that changed.
+#[derive(Clone, Debug, PartialEq, Object)]
+pub struct ClusterEventBody {
+    /// `cluster.seen` at first; then `node.joined`, `node.changed`, `node.removed`, `leader.changed`,
+    /// `replicas.changed`.
+    #[oai(rename = "type")]
+    pub kind: String,
+    /// When it was seen.
+    pub timestamp: String,
+    /// The node it is about, or the one that leads now.
+    pub node_id: Option<String>,
+    /// The group it is about: `directory`, or the number of a shard.
+    pub group: Option<String>,
+    /// How that is now: what GET /v1/cluster/nodes and GET /v1/cluster/shards show of it.
+    pub data: Any<Value>,
 }
 
 /// A token that lets one node join.

@@ -10,5 +10,6 @@ pub mod invocation;
 pub mod job;
 pub mod log;
 pub mod metrics;
+pub mod snapshot;
 pub mod upload;
 pub mod webhook;

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use actors::ports::Ledger as _;
 use bytes::Bytes;
 use domain::node::NodeStatus;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use hyper::body::{Frame, Incoming};
 
 use crate::{
     ledger::RaftLedger,
@@ -18,8 +18,11 @@ use crate::{
         server::{Answerer, status},
         whole,
     },
-    raft::answer::AnyGroup,
+    raft::{answer::AnyGroup, network::pack},
 };
+
+/// Where a group's tables are; its number follows.
+pub const EXPORT_PATH: &str = "/export/";
 
 /// Longest message between groups: a full batch of the longest entries.
 const MESSAGE_BYTES_MAX: usize = 160 * 1024 * 1024;
@@ -32,6 +35,8 @@ pub trait Host: Send + Sync + 'static {
         from: u64,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<PeerBody>>;
+    /// What is measured on this node.
+    fn metrics(&self) -> Response<PeerBody>;
     /// A request of a stranger that would join.
     fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>>;
 }
@@ -51,6 +56,25 @@ impl PeerPort {
     /// From now on the node answers too.
     pub fn open(&self, host: Arc<dyn Host>) {
         let _ = self.host.set(host);
+    }
+
+    /// The tables of a group for a backup that another node makes.
+    async fn export(&self, number: &str) -> Response<PeerBody> {
+        let group = number.parse().ok().and_then(|number| self.ledger.any_group(number));
+        let Some(group) = group.filter(|group| group.is_here()) else {
+            return status(StatusCode::NOT_FOUND);
+        };
+        match group.export().await {
+            Ok(export) => {
+                let head = pack(&(export.term, export.index));
+                let parts = export.rows.stream(head).map(|part| part.map(Frame::data));
+                Response::new(http_body_util::BodyExt::boxed(StreamBody::new(parts)))
+            }
+            Err(error) => {
+                tracing::info!(%error, "a group can't be backed up from here");
+                status(StatusCode::SERVICE_UNAVAILABLE)
+            }
+        }
     }
 
     async fn groups(&self, request: Request<Incoming>) -> Result<Bytes, StatusCode> {
@@ -92,6 +116,9 @@ impl Answerer for PeerPort {
     ) -> BoxFuture<'static, Response<PeerBody>> {
         async move {
             let path = request.uri().path();
+            if let Some(number) = path.strip_prefix(EXPORT_PATH) {
+                return self.export(number).await;
+            }
             let is_groups = ["/raft/", "/propose/", "/read/"];
             if is_groups.iter().any(|plane| path.starts_with(plane)) {
                 return match self.groups(request).await {
@@ -105,6 +132,11 @@ impl Answerer for PeerPort {
             }
         }
         .boxed()
+    }
+
+    fn metrics(&self) -> Response<PeerBody> {
+        let host = self.host.get();
+        host.map_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE), |host| host.metrics())
     }
 
     fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>> {

@@ -11,28 +11,31 @@ use std::{
     time::Duration,
 };
 
-use actors::ports::{Ledger, Observer, ProposeError, Replica};
+use actors::ports::{Contact, Ledger, Observer, ProposeError, Replica};
 use domain::{
     NodeId, Timestamp,
     directory::{self, Directory},
     machine::{Answer, Claim, Entry},
-    node::{Node, NodeStatus},
     shard::{self, Shard},
 };
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, TryStreamExt as _, future::BoxFuture};
+use http_body_util::BodyExt as _;
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    answer::EXPORT_PATH,
     gossip::Alive,
-    peer::client::PeerClient,
+    peer::{Class, client::PeerClient},
     placement::{self, Spot},
     raft::{
         answer::AnyGroup,
         disk,
-        group::{Group, LeaderHint, Shared, Timeouts, View},
-        log::LogFile,
+        group::{Export, Group, LeaderHint, Shared, Timeouts, View},
+        log::{LogFigures, LogFile},
         members::Wanted,
-        state::StateFile,
+        network::unpack,
+        received, scrub,
+        state::{StateFigures, StateFile, StateSnapshot},
     },
 };
 
@@ -42,9 +45,6 @@ const TEND_EVERY: Duration = Duration::from_secs(1);
 const RECONCILE_EVERY: Duration = Duration::from_millis(300);
 /// How long one attempt to take a shard over may last before the leadership is looked at again.
 const TAKE_WITHIN: Duration = Duration::from_secs(2);
-/// Fewer voters than this are never made of more, however long a node is dead (`min_quorum`).
-const QUORUM_OF: usize = 3;
-
 /// How a node's ledger is set up.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -102,6 +102,7 @@ impl RaftLedger {
             timeouts,
             deadline: write_deadline,
         };
+        scrub::start(vec![Arc::clone(&shared.log) as _, Arc::clone(&shared.state) as _])?;
         let _ = std::fs::remove_dir_all(&shared.incoming);
         let founds = founds.as_deref();
         let hears = Arc::clone(&observer);
@@ -244,8 +245,11 @@ impl RaftLedger {
                     wanted.leaders.retain(|id| alive.has(*id));
                 }
             }
-            self.directory.reconcile(&directory).await;
-            let steps = self.shards.iter().zip(&shards).map(|(group, one)| group.reconcile(one));
+            let trailing =
+                self.directory().read().autopilot().unwrap_or_default().max_trailing_logs;
+            self.directory.reconcile(&directory, trailing).await;
+            let steps =
+                self.shards.iter().zip(&shards).map(|(group, one)| group.reconcile(one, trailing));
             futures::future::join_all(steps).await;
         }
     }
@@ -274,7 +278,7 @@ impl RaftLedger {
     }
 
     fn wanted(&self) -> (Wanted, Vec<Wanted>) {
-        let spots = Spot::all(&counted(&self.directory().read()));
+        let spots = Spot::all(&self.directory().read());
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         if plan.spots != spots {
             plan.directory = placement::directory(&spots);
@@ -317,6 +321,22 @@ impl RaftLedger {
         std::iter::once(directory).chain(shards).collect()
     }
 
+    /// How near this node is to the leaders of the groups that it has replicas of.
+    pub fn contact(&self) -> Contact {
+        let shards = self.shards.iter().filter(|group| group.is_member());
+        let all: Vec<Option<Duration>> =
+            std::iter::once(self.directory.heard()).chain(shards.map(|one| one.heard())).collect();
+        let last = all.iter().copied().collect::<Option<Vec<Duration>>>();
+        let last = last.and_then(|all| all.into_iter().max());
+        let lately = self.shared.timeouts.silence();
+        Contact { knows_leaders: last.is_some_and(|last| last <= lately), last }
+    }
+
+    /// What is measured of the two files.
+    pub fn figures(&self) -> (LogFigures, StateFigures) {
+        (self.shared.log.figures(), self.shared.state.figures())
+    }
+
     /// This node.
     pub fn node_id(&self) -> NodeId {
         self.node_id
@@ -336,6 +356,38 @@ impl RaftLedger {
                 .get(usize::from(shard))
                 .map(|group| Arc::clone(group) as Arc<dyn AnyGroup>),
         }
+    }
+
+    /// The tables of a group, from here or from a node that has them.
+    pub async fn export(&self, number: u16) -> io::Result<Export> {
+        let group = self.any_group(number).ok_or(io::ErrorKind::NotFound)?;
+        if group.is_here() {
+            return group.export().await;
+        }
+        let wanted = number.checked_sub(1).map(|shard| self.wanted().1[usize::from(shard)].clone());
+        let mut last = io::Error::other("no node has it");
+        for node in wanted.unwrap_or_default().voters {
+            match self.export_from(node, number).await {
+                Ok(export) => return Ok(export),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn export_from(&self, node: u64, number: u16) -> io::Result<Export> {
+        let request = http::Request::get(format!("https://peer{EXPORT_PATH}{number}"))
+            .body(crate::peer::whole(bytes::Bytes::new()))
+            .map_err(io::Error::other)?;
+        let answer = self.shared.peers.send(node, Class::Bulk, request).await;
+        let answer = answer.map_err(io::Error::other)?;
+        if !answer.status().is_success() {
+            return Err(io::Error::other(format!("status {}", answer.status())));
+        }
+        let parts = answer.into_body().into_data_stream().map_err(io::Error::other);
+        let (head, rows) = received::receive(&self.shared.incoming, parts).await?;
+        let (term, index) = unpack(&head).map_err(io::Error::other)?;
+        Ok(Export { term, index, rows: StateSnapshot::received(rows) })
     }
 
     /// Hands every leadership on, so that a node that stops leaves no group without a leader. Those
@@ -364,18 +416,6 @@ impl RaftLedger {
 fn leader_of(directory: &Directory, shard: u16) -> Option<u64> {
     let leader = directory.leaders.get(&u64::from(shard))?;
     directory.nodes.get(&leader.node).map(|node| node.facts.raft_id)
-}
-
-/// Members, and so many of the dead that a quorum is never made of fewer than three.
-fn counted(directory: &Directory) -> Vec<Node> {
-    let mut counted = directory.members();
-    let dead = directory.nodes.rows().filter(|(_, node)| node.status == NodeStatus::Dead);
-    let mut dead: Vec<Node> = dead.map(|(_, node)| Node::clone(node)).collect();
-    dead.sort_by_key(|node| std::cmp::Reverse(node.since));
-    let room = QUORUM_OF.saturating_sub(counted.len());
-    counted.extend(dead.into_iter().take(room));
-    counted.sort_by_key(|node| node.facts.id);
-    counted
 }
 
 impl Ledger for RaftLedger {

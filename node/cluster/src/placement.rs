@@ -3,7 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::node::{Node, NodeStatus};
+use domain::{
+    autopilot::Autopilot,
+    directory::Directory,
+    node::{Node, NodeStatus},
+};
 use sha2::{Digest as _, Sha256};
 
 use crate::raft::members::Wanted;
@@ -38,15 +42,32 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// The members of a cluster, oldest first.
-    pub fn all(members: &[Node]) -> Vec<Self> {
+    /// The members of a cluster that replicas are placed on, oldest first: those that are not known to
+    /// be gone, and so many of the dead that a quorum is never made of too few.
+    pub fn all(directory: &Directory) -> Vec<Self> {
+        let autopilot = directory.autopilot().unwrap_or_default();
+        Self::of(&counted(directory, &autopilot), &autopilot.redundancy_zone)
+    }
+
+    fn of(members: &[Node], zone_label: &str) -> Vec<Self> {
         let spot = |node: &Node| Self {
             raft_id: node.facts.raft_id,
-            zone: node.zone(),
+            zone: node.zone(zone_label),
             may_lead: node.status == NodeStatus::Active,
         };
         members.iter().map(spot).collect()
     }
+}
+
+fn counted(directory: &Directory, autopilot: &Autopilot) -> Vec<Node> {
+    let mut counted = directory.members();
+    let dead = directory.nodes.rows().filter(|(_, node)| node.status == NodeStatus::Dead);
+    let mut dead: Vec<Node> = dead.map(|(_, node)| Node::clone(node)).collect();
+    dead.sort_by_key(|node| std::cmp::Reverse(node.since));
+    let least = usize::try_from(autopilot.min_quorum).unwrap_or(usize::MAX);
+    counted.extend(dead.into_iter().take(least.saturating_sub(counted.len())));
+    counted.sort_by_key(|node| node.facts.id);
+    counted
 }
 
 /// The replicas of the directory: an odd number of voters in as many zones as there are, and

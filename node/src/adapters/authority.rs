@@ -10,7 +10,7 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use crate::keys::write_secret;
+use crate::keys::{ClusterSecret, write_secret};
 
 /// The authority and its key, as PEM.
 #[derive(Clone, Debug)]
@@ -45,6 +45,17 @@ impl Authority {
 
     fn make() -> anyhow::Result<Self> {
         let key = KeyPair::generate()?;
+        let pem = params()?.self_signed(&key)?.pem();
+        Ok(Self { pem, key_pem: key.serialize_pem() })
+    }
+
+    /// From a cluster's secret: the same on every machine that has it.
+    pub fn derived(secret: &ClusterSecret) -> anyhow::Result<Self> {
+        // An Ed25519 key as PKCS #8 (RFC 8410) is this head and the seed; its signatures have no dice in
+        // them, so the certificate is the same everywhere too.
+        let head = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        let document = [&head[..], &secret.key("authority")].concat();
+        let key = KeyPair::try_from(document).context("the authority's key")?;
         let pem = params()?.self_signed(&key)?.pem();
         Ok(Self { pem, key_pem: key.serialize_pem() })
     }

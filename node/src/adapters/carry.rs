@@ -13,7 +13,7 @@ use domain::{cloud::Provider, deployment::Image};
 use futures::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-use super::{docker::DockerRuntime, peers::NodePeers, system::random_bytes};
+use super::{copies::pieces, docker::DockerRuntime, peers::NodePeers, system::random_bytes};
 use crate::hex;
 
 /// Where images are on a node's peer port; runtime and reference follow.
@@ -28,9 +28,18 @@ const ZSTD_LEVEL: i32 = 1;
 /// A stream of an image's bytes.
 pub type ImageStream = stream::BoxStream<'static, io::Result<Bytes>>;
 
+/// The folder of images that a restored backup brought and that nothing needed yet.
+pub const SAVED: &str = "saved";
+
+/// What the file of a saved image is called.
+pub fn saved_name(provider: Provider, reference: &str) -> String {
+    format!("{}-{}", provider.as_str(), hex(reference.as_bytes()))
+}
+
 /// Brings images here, and gives them away.
 pub struct Carrier {
     images: PathBuf,
+    saved: PathBuf,
     docker: Arc<DockerRuntime>,
     peers: std::sync::OnceLock<Arc<NodePeers>>,
 }
@@ -38,7 +47,8 @@ pub struct Carrier {
 impl Carrier {
     /// For the images below `data`, and those of the engine.
     pub fn new(data: &Path, docker: Arc<DockerRuntime>) -> Self {
-        Self { images: data.join("images"), docker, peers: std::sync::OnceLock::new() }
+        let (images, saved) = (data.join("images"), data.join(SAVED));
+        Self { images, saved, docker, peers: std::sync::OnceLock::new() }
     }
 
     /// From now on there are others.
@@ -50,6 +60,11 @@ impl Carrier {
     pub async fn hold(&self, provider: Provider, image: &Image) -> bool {
         if self.is_here(provider, image).await {
             return true;
+        }
+        match self.take_saved(provider, image).await {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "a saved image could not be loaded"),
         }
         let Some(peers) = self.peers.get() else { return false };
         for node in peers.others() {
@@ -81,6 +96,27 @@ impl Carrier {
         image: &Image,
     ) -> io::Result<bool> {
         let Some(bytes) = peers.fetch(node, path).await? else { return Ok(false) };
+        self.take_in(bytes, provider, image).await
+    }
+
+    /// An image that a restored backup brought.
+    async fn take_saved(&self, provider: Provider, image: &Image) -> io::Result<bool> {
+        let path = self.saved.join(saved_name(provider, &image.reference));
+        let Some(bytes) = pieces(&path).await? else { return Ok(false) };
+        let is_here = self.take_in(bytes.boxed(), provider, image).await?;
+        if is_here {
+            // Whoever loaded it at the same time may have been faster.
+            let _ = fs::remove_file(path);
+        }
+        Ok(is_here)
+    }
+
+    async fn take_in(
+        &self,
+        bytes: ImageStream,
+        provider: Provider,
+        image: &Image,
+    ) -> io::Result<bool> {
         match provider {
             Provider::Docker => self.docker.load_image(bytes).await.map_err(io::Error::other)?,
             Provider::Process | Provider::Sandbox => self.unpack(bytes, &image.reference).await?,

@@ -104,17 +104,24 @@ impl CopiedBlobs {
         sha256: &str,
     ) -> io::Result<Option<impl futures::Stream<Item = io::Result<Bytes>> + Send + Sync + use<>>>
     {
-        let file = match tokio::fs::File::open(self.local.path(sha256)).await {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        Ok(Some(stream::try_unfold(file, |mut file| async move {
-            let mut piece = Vec::with_capacity(PIECE_BYTES);
-            let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece).await?;
-            Ok((read > 0).then(|| (Bytes::from(piece), file)))
-        })))
+        pieces(&self.local.path(sha256)).await
     }
+}
+
+/// A file, piece by piece; `None` if it is not there.
+pub async fn pieces(
+    path: &std::path::Path,
+) -> io::Result<Option<impl futures::Stream<Item = io::Result<Bytes>> + Send + Sync + use<>>> {
+    let file = match tokio::fs::File::open(path).await {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(Some(stream::try_unfold(file, |mut file| async move {
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece).await?;
+        Ok((read > 0).then(|| (Bytes::from(piece), file)))
+    })))
 }
 
 impl Blobs for CopiedBlobs {

@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod authority;
+pub mod backup;
 pub mod blobs;
 pub mod builder;
 pub mod carry;
@@ -14,11 +15,13 @@ pub mod install;
 pub mod isolation;
 pub mod local;
 pub mod logs;
+pub mod metrics;
 pub mod outbound;
 pub mod peers;
 pub mod process;
 pub mod recipe;
 pub mod series;
+pub mod snapshots;
 pub mod source;
 pub mod system;
 pub mod tls;

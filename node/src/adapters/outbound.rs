@@ -160,20 +160,30 @@ impl HttpsOutbound {
         ledger: Option<Arc<RaftLedger>>,
     ) -> anyhow::Result<Self> {
         let guard = Guard { allowed, ledger };
-        let mut builder = Client::builder()
-            .redirect(Policy::none())
-            .no_proxy()
-            .https_only(true)
-            .timeout(ANSWERED_WITHIN)
-            .connect_timeout(CONNECTED_WITHIN)
-            .pool_idle_timeout(IDLE_FOR)
-            .dns_resolver(Arc::new(guard.clone()));
-        if let Some(path) = ca_bundle {
-            let pem = std::fs::read(path)
-                .with_context(|| format!("outbound.ca_bundle: {}", path.display()))?;
-            builder = builder.tls_certs_merge(reqwest::Certificate::from_pem_bundle(&pem)?);
-        }
-        let client = builder.build().context("no client for calls to others")?;
+        let builder = || {
+            Client::builder()
+                .redirect(Policy::none())
+                .no_proxy()
+                .https_only(true)
+                .timeout(ANSWERED_WITHIN)
+                .connect_timeout(CONNECTED_WITHIN)
+                .pool_idle_timeout(IDLE_FOR)
+                .dns_resolver(Arc::new(guard.clone()))
+        };
+        let bundle = match ca_bundle {
+            Some(path) => {
+                let pem = std::fs::read(path)
+                    .with_context(|| format!("outbound.ca_bundle: {}", path.display()))?;
+                reqwest::Certificate::from_pem_bundle(&pem)?
+            }
+            None => vec![],
+        };
+        // A bare machine, such as a small container, may trust nobody; that is no reason not to run.
+        let client = builder().tls_certs_merge(bundle.clone()).build().or_else(|error| {
+            tracing::warn!(%error, "outbound.ca_bundle alone tells which receivers are trusted");
+            builder().tls_certs_only(bundle).build()
+        });
+        let client = client.context("no client for calls to others")?;
         Ok(Self { client, guard, hosts: Mutex::default() })
     }
 

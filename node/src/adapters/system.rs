@@ -40,6 +40,33 @@ fn aws_lc_random(bytes: &mut [u8]) {
     provider.secure_random.fill(bytes).expect("the operating system gives random bytes");
 }
 
+/// What this process uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Process {
+    /// Memory in bytes.
+    pub resident_bytes: u64,
+    /// CPU time so far, in milliseconds.
+    pub cpu_ms: u64,
+    /// Open files.
+    pub open_files: u64,
+}
+
+/// What this process uses now.
+pub fn process() -> Process {
+    let words = |path: &str, place: usize| -> u64 {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        // The name of a program may have spaces in it; nothing behind its end has.
+        let rest = text.rsplit(')').next().unwrap_or_default();
+        rest.split_whitespace().nth(place).and_then(|word| word.parse().ok()).unwrap_or_default()
+    };
+    let ticks = words("/proc/self/stat", 11) + words("/proc/self/stat", 12);
+    Process {
+        resident_bytes: words("/proc/self/statm", 1) * rustix::param::page_size() as u64,
+        cpu_ms: ticks * 1000 / rustix::param::clock_ticks_per_second().max(1),
+        open_files: std::fs::read_dir("/proc/self/fd").map_or(0, |all| all.count() as u64),
+    }
+}
+
 /// What this machine has.
 pub fn machine() -> Machine {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

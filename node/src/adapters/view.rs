@@ -5,7 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use actors::ports::{Clock as _, ClusterView, GroupView, Ledger as _, NewToken, ProposeError};
+use actors::ports::{
+    Clock as _, ClusterView, Contact, GroupView, Ledger as _, NewToken, ProposeError,
+};
 use cluster::{RaftLedger, gossip::Alive, raft::group::View};
 use domain::{NodeId, directory::Command, machine::Entry, node::JoinToken};
 use futures::{FutureExt as _, future::BoxFuture};
@@ -56,10 +58,15 @@ impl ClusterView for NodeView {
                 learners: view.learners.iter().filter_map(name).collect(),
                 last_index: is_here.then_some(view.last_index),
                 applied_index: is_here.then_some(view.applied_index),
+                contact: view.contact.iter().filter_map(|(id, n)| Some((name(id)?, *n))).collect(),
                 behind: view.behind.iter().filter_map(|(id, n)| Some((name(id)?, *n))).collect(),
             }
         };
         (0..).zip(views).map(view).collect()
+    }
+
+    fn contact(&self) -> Contact {
+        self.ledger.contact()
     }
 
     fn mint_token(&self) -> BoxFuture<'_, Result<NewToken, ProposeError>> {

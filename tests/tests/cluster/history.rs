@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::json;
-use tests::{Cluster, source::ECHO};
+use tests::{Cluster, Customer, Network, eventually, skipped, source::ECHO};
 
 use crate::forward::deploy;
 
@@ -90,83 +90,220 @@ fn the_search_knows_right_from_wrong() {
     assert!(!is_linearizable(&lost), "and does not go away again");
 }
 
-/// Registers that are read and written, each by several clients.
+/// Registers that are read and written, each by a client at every node.
 const REGISTERS: usize = 4;
+/// Writes of one client, and as many reads.
+const ROUNDS: u64 = 13;
 
-#[tokio::test]
-async fn notes_are_linearizable_while_nodes_die_and_come_back() {
-    let mut cluster = Cluster::of(3);
-    let me = cluster.customer(0);
-    let mut agents = vec![];
-    for n in 0..REGISTERS {
-        agents.push(deploy(&me, &format!("register-{n}"), ECHO, 1).await);
+/// The history of one register.
+type History = Arc<Mutex<Vec<Call>>>;
+
+/// One client of one register.
+struct Client {
+    me: Customer,
+    path: String,
+    number: u64,
+    began: Instant,
+    until: Instant,
+    history: History,
+}
+
+impl Client {
+    fn keep(&self, at: Duration, is_known: bool, action: Action) {
+        let ended = is_known.then(|| self.began.elapsed());
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.push(Call { began: at, ended, action });
     }
-    let histories: Vec<Arc<Mutex<Vec<Call>>>> = (0..REGISTERS).map(|_| Arc::default()).collect();
-    let began = Instant::now();
-    let until = began + Duration::from_secs(9);
-    let mut clients = vec![];
-    for node in 0..3 {
-        for (register, agent) in agents.iter().enumerate() {
-            let me = cluster.customer(node);
-            let (path, history) = (format!("/v1/agents/{agent}"), Arc::clone(&histories[register]));
-            clients.push(tokio::spawn(async move {
-                let keep =
-                    |call: Call| history.lock().unwrap_or_else(PoisonError::into_inner).push(call);
-                for n in 1..14_u64 {
-                    if Instant::now() >= until {
-                        return;
-                    }
-                    let value = n * 10 + node as u64;
-                    let at = began.elapsed();
-                    let write = me.request(reqwest::Method::PATCH, &path);
-                    let write = write.json(&json!({ "metadata": { "value": value.to_string() } }));
-                    let sent = write.timeout(Duration::from_secs(5)).send().await;
-                    let ended =
-                        sent.is_ok_and(|answer| answer.status() == 200).then(|| began.elapsed());
-                    keep(Call { began: at, ended, action: Action::Write(value) });
-                    tokio::time::sleep(Duration::from_millis(150 + 37 * node as u64)).await;
-                    let at = began.elapsed();
-                    let read =
-                        me.request(reqwest::Method::GET, &path).timeout(Duration::from_secs(5));
-                    let Ok(answer) = read.send().await else { continue };
-                    if answer.status() != 200 {
-                        continue;
-                    }
-                    let Ok(body) = answer.json::<serde_json::Value>().await else { continue };
-                    let seen = body["data"]["metadata"]["value"].as_str().unwrap_or("0").parse();
-                    let action = Action::Read(seen.expect("a number"));
-                    keep(Call { began: at, ended: Some(began.elapsed()), action });
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }));
+
+    async fn write(&self, value: u64) {
+        let at = self.began.elapsed();
+        let write = self.me.request(reqwest::Method::PATCH, &self.path);
+        let write = write.json(&json!({ "metadata": { "value": value.to_string() } }));
+        let sent = write.timeout(Duration::from_secs(5)).send().await;
+        let is_known = sent.is_ok_and(|answer| answer.status() == 200);
+        self.keep(at, is_known, Action::Write(value));
+    }
+
+    async fn read(&self) {
+        let at = self.began.elapsed();
+        let read = self.me.request(reqwest::Method::GET, &self.path);
+        let Ok(answer) = read.timeout(Duration::from_secs(5)).send().await else { return };
+        if answer.status() != 200 {
+            return;
+        }
+        let Ok(body) = answer.json::<serde_json::Value>().await else { return };
+        let seen = body["data"]["metadata"]["value"].as_str().unwrap_or("0").parse();
+        self.keep(at, true, Action::Read(seen.expect("a number")));
+    }
+
+    async fn go(self) {
+        for round in 1..=ROUNDS {
+            if Instant::now() >= self.until {
+                return;
+            }
+            self.write(round * 10 + self.number).await;
+            tokio::time::sleep(Duration::from_millis(100 + 37 * self.number)).await;
+            self.read().await;
+            tokio::time::sleep(Duration::from_millis(80)).await;
         }
     }
-    let pause = |millis| tokio::time::sleep(Duration::from_millis(millis));
-    pause(800).await;
-    cluster.kill(0);
-    pause(1200).await;
-    cluster.restart(&[0]);
-    pause(600).await;
-    cluster.pause(1);
-    pause(1500).await;
-    cluster.go_on(1);
-    pause(500).await;
-    cluster.kill(2);
-    pause(900).await;
-    cluster.restart(&[2]);
+}
+
+/// What clients at these nodes do and see while `faults` happen.
+async fn record(
+    customers: &[Customer],
+    paths: &[String],
+    lasts: Duration,
+    faults: impl Future<Output = ()>,
+) -> Vec<Vec<Call>> {
+    let began = Instant::now();
+    let histories: Vec<History> = paths.iter().map(|_| Arc::default()).collect();
+    let mut clients = vec![];
+    for (number, me) in customers.iter().enumerate() {
+        for (path, history) in paths.iter().zip(&histories) {
+            let client = Client {
+                me: me.clone(),
+                path: path.clone(),
+                number: number as u64,
+                began,
+                until: began + lasts,
+                history: Arc::clone(history),
+            };
+            clients.push(tokio::spawn(client.go()));
+        }
+    }
+    faults.await;
     for client in clients {
         client.await.expect("a client that ends");
     }
+    let whole = |history: &History| history.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    histories.iter().map(whole).collect()
+}
+
+/// Every history has an order that explains it; gives how many different values were read.
+fn explain(histories: &[Vec<Call>]) -> usize {
     let mut values = BTreeSet::new();
-    for history in &histories {
-        let history = history.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let reads = history.iter().filter(|call| matches!(call.action, Action::Read(_))).count();
-        assert!(reads > 4, "only {reads} reads were answered");
-        values.extend(history.iter().filter_map(|call| match call.action {
+    for history in histories {
+        let reads = history.iter().filter_map(|call| match call.action {
             Action::Read(value) => Some(value),
             Action::Write(_) => None,
-        }));
-        assert!(is_linearizable(&history), "no order explains {history:#?}");
+        });
+        let reads: Vec<u64> = reads.collect();
+        assert!(!reads.is_empty(), "no read was answered");
+        values.extend(reads);
+        assert!(is_linearizable(history), "no order explains {history:#?}");
     }
-    assert!(values.len() > 8, "the reads saw something: {values:?}");
+    values.len()
+}
+
+async fn pause(millis: u64) {
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+}
+
+#[tokio::test]
+async fn notes_are_linearizable_while_nodes_die_and_come_back() {
+    let mut cluster = Cluster::alone(3);
+    let me = cluster.customer(0);
+    let mut paths = vec![];
+    for n in 0..REGISTERS {
+        let agent = deploy(&me, &format!("register-{n}"), ECHO, 1).await;
+        paths.push(format!("/v1/agents/{agent}"));
+    }
+    let customers: Vec<Customer> = (0..3).map(|node| cluster.customer(node)).collect();
+    let faults = async {
+        pause(800).await;
+        cluster.kill(0);
+        pause(1200).await;
+        cluster.restart(&[0]);
+        pause(600).await;
+        cluster.pause(1);
+        pause(1500).await;
+        cluster.go_on(1);
+        pause(500).await;
+        cluster.kill(2);
+        pause(900).await;
+        cluster.restart(&[2]);
+    };
+    let seen = explain(&record(&customers, &paths, Duration::from_secs(9), faults).await);
+    assert!(seen > 8, "the reads saw {seen} values in nine seconds");
+}
+
+/// How many histories are recorded under partitions; a longer run sets another number.
+fn histories_wanted() -> u64 {
+    let wanted = std::env::var("ROOST_HISTORIES").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(10)
+}
+
+/// Numbers that are the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u8) -> u8 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u8::try_from((self.0 >> 33) % u64::from(most)).expect("below 256")
+    }
+}
+
+/// One thing that goes wrong for a while, then does not any more.
+async fn go_wrong(network: &mut Network, dice: &mut Dice) {
+    let (victim, kind) = (dice.below(network.len()), dice.below(6));
+    let other = (victim + 1 + dice.below(network.len() - 1)) % network.len();
+    let lasts = 500 + 100 * u64::from(dice.below(10));
+    match kind {
+        0 => network.isolate(victim),
+        1 => network.cut(victim, other),
+        // It still speaks, and hears of nobody; or the other way round.
+        2 => (0..network.len())
+            .filter(|one| *one != victim)
+            .for_each(|one| network.deafen(victim, one)),
+        3 => (0..network.len())
+            .filter(|one| *one != victim)
+            .for_each(|one| network.deafen(one, victim)),
+        4 => network.pause(victim),
+        _ => network.kill(victim),
+    }
+    pause(lasts).await;
+    match kind {
+        0..=3 => network.heal(),
+        4 => network.go_on(victim),
+        _ => network.restart(victim),
+    }
+}
+
+#[tokio::test]
+async fn notes_are_linearizable_while_the_network_is_cut() {
+    let Some(mut network) = Network::of(3) else { return skipped("netns") };
+    let customers: Vec<Customer> = (0..network.len()).map(|node| network.customer(node)).collect();
+    let mut seen = 0;
+    for seed in 1..=histories_wanted() {
+        let mut paths = vec![];
+        for register in 0..REGISTERS {
+            let name = json!({ "name": format!("register-{seed}-{register}") });
+            let made = customers[0].post("/v1/clouds", &name).await.data(201);
+            paths.push(format!("/v1/clouds/{}", made["id"].as_str().expect("an id")));
+        }
+        let mut dice = Dice(seed);
+        let faults = async {
+            for _ in 0..3 {
+                pause(300).await;
+                go_wrong(&mut network, &mut dice).await;
+            }
+        };
+        let histories = record(&customers, &paths, Duration::from_secs(4), faults).await;
+        seen += explain(&histories) as u64;
+        everybody_is_back(&customers).await;
+    }
+    assert!(seen > 4 * histories_wanted(), "the reads saw {seen} values in all histories");
+}
+
+async fn everybody_is_back(customers: &[Customer]) {
+    for me in customers {
+        eventually("the node answers and all are there", Duration::from_secs(20), async || {
+            let answer = me.get("/v1/cluster").await;
+            let is_whole = answer.status == 200 && answer.body["data"]["failure_tolerance"] == 1;
+            if is_whole { Ok(()) } else { Err(format!("{answer:?}")) }
+        })
+        .await;
+    }
 }

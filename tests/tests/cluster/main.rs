@@ -1,9 +1,12 @@
 //! Several nodes, real processes: any node answers any call, and nothing acknowledged is lost.
 
+mod disk;
 mod failover;
 mod forward;
 mod history;
 mod identity;
 mod members;
+mod operators;
+mod recovery;
 mod strangers;
 mod webhooks;

@@ -131,7 +131,7 @@ async fn a_node_drains_leaves_and_is_not_missed() {
 
 #[tokio::test]
 async fn a_rolling_restart_under_load_shows_nothing_that_one_retry_does_not_cure() {
-    let mut cluster = Cluster::of(3);
+    let mut cluster = Cluster::alone(3);
     let me = cluster.customer(0);
     let id = deploy(&me, "steady", ECHO, 3).await;
     for victim in 0..3 {

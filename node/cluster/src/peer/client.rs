@@ -174,9 +174,11 @@ async fn connect(tls: &TlsConnector, address: &str, name: &str) -> std::io::Resu
     Ok(sender)
 }
 
-/// One call to a node whose number is not known, without a certificate: to join.
+/// One call to a node whose number is not known: to join. `from` is who asks, where there is a
+/// certificate for that.
 pub async fn call_once(
     tls: Arc<ClientConfig>,
+    from: Option<u64>,
     address: &str,
     path: &str,
     body: Bytes,
@@ -186,7 +188,11 @@ pub async fn call_once(
     let sender = sender.await.map_err(|_| CallError::Unreached("it did not answer".to_owned()))?;
     let mut sender = sender.map_err(|error| CallError::Unreached(error.to_string()))?;
     let broken = |error: hyper::Error| CallError::Broken(error.to_string());
-    let response = sender.send_request(post(path, body)).await.map_err(broken)?;
+    let mut request = post(path, body);
+    if let Some(from) = from {
+        request.headers_mut().insert(FROM, from.into());
+    }
+    let response = sender.send_request(request).await.map_err(broken)?;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
     Ok((status, body))

@@ -28,6 +28,8 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const STREAMS_MAX: u32 = 32_768;
 /// Requests that were given up before they were looked at, as after a pause of this node.
 const GIVEN_UP_MAX: usize = 32_768;
+/// Where figures are scraped.
+pub const METRICS_PATH: &str = "/metrics";
 /// Where a token is redeemed.
 pub const JOIN_PATH: &str = "/join";
 /// Pause after an accept error, such as too many open files.
@@ -43,6 +45,8 @@ pub trait Answerer: Send + Sync + 'static {
         from: u64,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<PeerBody>>;
+    /// What is measured on this node, for whoever has a certificate of the cluster.
+    fn metrics(&self) -> Response<PeerBody>;
     /// A request of a stranger that would join.
     fn join(self: Arc<Self>, request: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>>;
 }
@@ -129,6 +133,9 @@ impl Visitor {
         let answerer = Arc::clone(&self.answerer);
         if request.uri().path() == JOIN_PATH {
             return answerer.join(request).await;
+        }
+        if request.uri().path() == METRICS_PATH && self.certificate.is_some() {
+            return answerer.metrics();
         }
         match self.node(&request) {
             Some(from) => answerer.answer(from, request).await,

@@ -8,11 +8,11 @@ use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use openraft::storage::Snapshot;
+use openraft::{raft::AppendEntriesResponse, storage::Snapshot};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    group::Group,
+    group::{Export, Group},
     network::{SnapshotHead, pack, unpack},
     received,
     state::StateSnapshot,
@@ -31,6 +31,10 @@ pub trait AnyGroup: Send + Sync {
     fn entry(self: Arc<Self>, entry: Bytes) -> BoxFuture<'static, Answered>;
     /// Up to where a read must wait.
     fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered>;
+    /// The tables of this node's replica.
+    fn export(self: Arc<Self>) -> BoxFuture<'static, io::Result<Export>>;
+    /// Whether this node has a replica.
+    fn is_here(&self) -> bool;
 }
 
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, StatusCode> {
@@ -51,7 +55,13 @@ impl<M: Machine> AnyGroup for Group<M> {
     fn message(self: Arc<Self>, verb: String, body: Bytes) -> BoxFuture<'static, Answered> {
         async move {
             match verb.as_str() {
-                "append" => said(self.raft.append_entries(read(&body)?).await),
+                "append" => {
+                    let answer = self.raft.append_entries(read(&body)?).await;
+                    if answer.as_ref().is_ok_and(AppendEntriesResponse::is_success) {
+                        self.hear();
+                    }
+                    said(answer)
+                }
                 "vote" => said(self.raft.vote(read(&body)?).await),
                 "pre-vote" => said(self.raft.pre_vote(read(&body)?).await),
                 "transfer" => said(self.raft.handle_transfer_leader(read(&body)?).await),
@@ -84,5 +94,13 @@ impl<M: Machine> AnyGroup for Group<M> {
 
     fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered> {
         async move { Ok(pack(&self.answer_read().await)) }.boxed()
+    }
+
+    fn export(self: Arc<Self>) -> BoxFuture<'static, io::Result<Export>> {
+        async move { Group::export(&self).await }.boxed()
+    }
+
+    fn is_here(&self) -> bool {
+        self.is_member()
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{fs, io, path::Path};
 
-use redb::{Builder, Database, StorageBackend};
+use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
+
+use super::checked::Damaged;
 
 /// Page cache of one file.
 const CACHE_BYTES: usize = 16 * 1024 * 1024;
@@ -10,18 +12,23 @@ const CACHE_BYTES: usize = 16 * 1024 * 1024;
 /// Opens or makes a file, and makes its name durable: redb syncs the file, not its folder.
 pub fn open(path: &Path) -> io::Result<Database> {
     let is_new = !path.exists();
-    let database =
-        Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(io::Error::other)?;
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(explained)?;
     if is_new && let Some(folder) = path.parent() {
         fs::File::open(folder)?.sync_all()?;
     }
     Ok(database)
 }
 
+/// What redb finds damaged when it repairs a file is damage like any other.
+fn explained(error: DatabaseError) -> io::Error {
+    if let DatabaseError::Storage(StorageError::Corrupted(what)) = &error {
+        tracing::error!(what, "a file of this node is damaged");
+        return io::Error::new(io::ErrorKind::InvalidData, Damaged);
+    }
+    io::Error::other(error)
+}
+
 /// Opens a store on another backend, such as one that records what a power cut could leave.
 pub fn open_on(backend: impl StorageBackend) -> io::Result<Database> {
-    Builder::new()
-        .set_cache_size(CACHE_BYTES)
-        .create_with_backend(backend)
-        .map_err(io::Error::other)
+    Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(backend).map_err(explained)
 }

@@ -23,6 +23,7 @@ use openraft::{
     async_runtime::watch::WatchReceiver as _,
     errors::{ClientWriteError, ForwardReason, ForwardToLeader},
     impls::ProgressResponder,
+    metrics::RaftMetrics,
 };
 use tokio::time::Instant;
 
@@ -32,7 +33,7 @@ use super::{
     machine::{GroupMachine, Listener},
     members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
     network::PeerNetwork,
-    state::StateFile,
+    state::{StateFile, StateSnapshot},
     types::{LogId, Proposal, TypeConfig},
 };
 use crate::{
@@ -63,6 +64,13 @@ pub struct Timeouts {
     pub election_min: u64,
     /// Greatest wait before an election; also the leader's lease.
     pub election_max: u64,
+}
+
+impl Timeouts {
+    /// After so long without a word of it, a leader may be another one.
+    pub fn silence(self) -> Duration {
+        Duration::from_millis(self.election_max * 2)
+    }
 }
 
 impl Default for Timeouts {
@@ -117,6 +125,7 @@ pub struct Group<M: Machine> {
     forwarder: Forwarder,
     transferred: Mutex<Option<Instant>>,
     is_wanted: AtomicBool,
+    heard: Mutex<Option<Instant>>,
 }
 
 impl<M: Machine> Group<M> {
@@ -147,7 +156,8 @@ impl<M: Machine> Group<M> {
             Forwarder::new(number, shared.node, Arc::clone(&shared.peers), shared.deadline, hint);
         let (shared, transferred) = (shared.clone(), Mutex::default());
         let is_wanted = AtomicBool::new(true);
-        Ok(Self { number, raft, replica, log, shared, forwarder, transferred, is_wanted })
+        let heard = Mutex::default();
+        Ok(Self { number, raft, replica, log, shared, forwarder, transferred, is_wanted, heard })
     }
 
     /// The state, for readers.
@@ -299,6 +309,21 @@ impl<M: Machine> Group<M> {
         self.raft.metrics().borrow_watched().current_leader
     }
 
+    /// The leader of the group has just spoken.
+    pub(super) fn hear(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// How long ago the group's leader was heard of last; where this node leads, how long ago a
+    /// majority was. `None` if never since this node started.
+    pub fn heard(&self) -> Option<Duration> {
+        if self.leading_term().is_some() {
+            let acked = self.raft.metrics().borrow_watched().last_quorum_acked?;
+            return Some(acked.elapsed());
+        }
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).map(|heard| heard.elapsed())
+    }
+
     /// Whether this node leads, and in which term.
     pub fn leading_term(&self) -> Option<u64> {
         self.raft.as_leader().ok().map(|leader| leader.term())
@@ -326,6 +351,21 @@ impl<M: Machine> Group<M> {
         }
     }
 
+    /// The tables of this node's replica with every change acknowledged before this call, and the
+    /// place in the log that they belong to.
+    pub async fn export(&self) -> io::Result<Export> {
+        self.refresh().await.map_err(io::Error::other)?;
+        let (file, group) = (Arc::clone(&self.shared.state), self.number);
+        let read = tokio::task::spawn_blocking(move || {
+            file.flush();
+            let rows = file.snapshot(group)?;
+            let applied = rows.applied()?.unwrap_or_default();
+            let place = applied.log.ok_or_else(|| io::Error::other("the group is empty"))?;
+            Ok(Export { term: place.committed_leader_id().term, index: place.index, rows })
+        });
+        read.await.map_err(io::Error::other)?
+    }
+
     async fn snapshot(&self) {
         self.log.forget_growth();
         if let Err(error) = self.raft.trigger().snapshot().await {
@@ -334,8 +374,10 @@ impl<M: Machine> Group<M> {
     }
 
     /// Takes one step towards the replicas that the group should have, if this node leads it.
-    pub async fn reconcile(&self, wanted: &Wanted) {
+    /// A replica that lacks at most `trailing` entries may vote.
+    pub async fn reconcile(&self, wanted: &Wanted, trailing: u64) {
         let Some(present) = self.present() else { return };
+        let present = Present { trailing, ..present };
         let Some(step) = next_step(&present, wanted) else { return };
         let changed = tokio::time::timeout(CHANGE_WITHIN, self.take(step.clone(), &present));
         match changed.await {
@@ -424,7 +466,8 @@ impl<M: Machine> Group<M> {
             .filter(|(id, _)| answers(id))
             .map(|(id, at)| (id, last.saturating_sub(at.map_or(0, |at| at.index))))
             .collect();
-        Some(Present { me: self.shared.node, voters, learners, in_flux, behind })
+        let (me, trailing) = (self.shared.node, 0);
+        Some(Present { me, voters, learners, in_flux, behind, trailing })
     }
 
     /// What the group looks like from here, for operators.
@@ -439,7 +482,19 @@ impl<M: Machine> Group<M> {
             last_index: metrics.last_log_index.unwrap_or(0),
             applied_index: metrics.last_applied.map_or(0, |id| id.index),
             behind: self.present().map(|present| present.behind).unwrap_or_default(),
+            contact: self.contact(&metrics),
         }
+    }
+
+    /// How long ago each replica answered, if this node leads.
+    fn contact(&self, metrics: &RaftMetrics<TypeConfig>) -> BTreeMap<u64, Duration> {
+        let Some(beats) = metrics.heartbeat.as_ref().filter(|_| self.leading_term().is_some())
+        else {
+            return BTreeMap::new();
+        };
+        let own = (self.shared.node, Duration::ZERO);
+        let others = beats.iter().filter_map(|(id, at)| Some((*id, at.as_ref()?.elapsed())));
+        others.filter(|(id, _)| *id != own.0).chain([own]).collect()
     }
 
     /// An entry of another node that found this one to lead.
@@ -466,6 +521,16 @@ impl<M: Machine> Group<M> {
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
     }
+}
+
+/// The tables of a group, and the last entry that they hold.
+pub struct Export {
+    /// The entry's term.
+    pub term: u64,
+    /// Its index.
+    pub index: u64,
+    /// The tables.
+    pub rows: StateSnapshot,
 }
 
 /// Changes of leadership and membership.
@@ -501,6 +566,8 @@ pub struct View {
     pub applied_index: u64,
     /// On the leader: how many entries each replica lacks.
     pub behind: BTreeMap<u64, u64>,
+    /// On the leader: how long ago each replica answered.
+    pub contact: BTreeMap<u64, Duration>,
 }
 
 /// Where an entry should go instead.

@@ -13,21 +13,27 @@ use std::{
     ops::{Bound, RangeBounds},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use domain::codec;
+use domain::{
+    codec,
+    planted::{self, Bug},
+};
 use openraft::{
     EntryPayload, OptionalSend, RaftLogReader,
     entry::RaftEntry as _,
     storage::{IOFlushed, LogState, RaftLogStorage},
 };
+use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use super::{
+    checked::{self, Damaged},
     fatal,
+    scrub::{Pace, Scrubbed},
     types::{Entry, LogId, TypeConfig, Vote},
 };
 
@@ -56,8 +62,27 @@ enum Operation {
     Purge { group: u16, upto: LogId },
 }
 
+/// What is measured of the file.
+#[derive(Clone, Debug)]
+pub struct LogFigures {
+    /// Commits, by how long they took.
+    pub seconds: Histogram,
+    /// Entries that were appended.
+    pub entries: Counter,
+}
+
+impl Default for LogFigures {
+    fn default() -> Self {
+        Self { seconds: Histogram::new(COMMIT_SECONDS), entries: Counter::default() }
+    }
+}
+
+/// Bounds of the histogram of commits: half a millisecond to eight seconds.
+pub const COMMIT_SECONDS: [f64; 8] = [0.0005, 0.001, 0.002, 0.008, 0.032, 0.128, 1.0, 8.0];
+
 /// The file and its writer.
 pub struct LogFile {
+    figures: LogFigures,
     database: Arc<Database>,
     operations: Mutex<mpsc::Sender<Operation>>,
 }
@@ -71,9 +96,19 @@ impl LogFile {
         write.open_table(MARKS).map_err(io::Error::other)?;
         write.commit().map_err(io::Error::other)?;
         let (sender, receiver) = mpsc::channel();
-        let writer = Writer { database: Arc::clone(&database), late: BTreeMap::new() };
+        let figures = LogFigures::default();
+        let writer = Writer {
+            database: Arc::clone(&database),
+            late: BTreeMap::new(),
+            figures: figures.clone(),
+        };
         thread::Builder::new().name("raft-log".to_owned()).spawn(move || writer.run(&receiver))?;
-        Ok(Arc::new(Self { database, operations: Mutex::new(sender) }))
+        Ok(Arc::new(Self { figures, database, operations: Mutex::new(sender) }))
+    }
+
+    /// What is measured of the file.
+    pub fn figures(&self) -> LogFigures {
+        self.figures.clone()
     }
 
     /// The log of one group, as the disk has it.
@@ -88,11 +123,27 @@ impl LogFile {
         Ok(GroupLog { group, file: Arc::clone(self), tail: Arc::new(Mutex::new(tail)) })
     }
 
+    /// Changes the logs of a node that does not run, all at once.
+    pub fn rewrite(&self, groups: &[Rewrite]) -> io::Result<()> {
+        let rewrite = || -> Result<(), redb::Error> {
+            let write = self.database.begin_write()?;
+            {
+                let mut entries = write.open_table(ENTRIES)?;
+                let mut marks = write.open_table(MARKS)?;
+                groups.iter().try_for_each(|one| one.write(&mut entries, &mut marks))?;
+            }
+            write.commit()?;
+            Ok(())
+        };
+        rewrite().map_err(io::Error::other)
+    }
+
     fn mark<T: DeserializeOwned>(&self, group: u16, which: u8) -> io::Result<Option<T>> {
         let read = self.database.begin_read().map_err(io::Error::other)?;
         let marks = read.open_table(MARKS).map_err(io::Error::other)?;
         let row = marks.get((group, which)).map_err(io::Error::other)?;
-        row.map(|bytes| codec::decode(bytes.value()).map_err(io::Error::other)).transpose()
+        let mark = row.map(|row| decoded(&mark_key(group, which), row.value()));
+        mark.transpose()
     }
 
     fn last(&self, group: u16) -> io::Result<Option<LogId>> {
@@ -100,8 +151,8 @@ impl LogFile {
         let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
         let range = entries.range((group, 0)..=(group, u64::MAX)).map_err(io::Error::other)?;
         let Some(row) = { range }.next_back() else { return Ok(None) };
-        let (_, bytes) = row.map_err(io::Error::other)?;
-        let entry: Entry = codec::decode(bytes.value()).map_err(io::Error::other)?;
+        let (key, bytes) = row.map_err(io::Error::other)?;
+        let entry: Entry = decoded(&entry_key(group, key.value().1), bytes.value())?;
         Ok(Some(entry.log_id()))
     }
 
@@ -109,12 +160,35 @@ impl LogFile {
         let read = self.database.begin_read().map_err(io::Error::other)?;
         let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
         let range = entries.range((group, from)..(group, until)).map_err(io::Error::other)?;
-        range
-            .map(|row| {
-                let (_, bytes) = row.map_err(io::Error::other)?;
-                codec::decode(bytes.value()).map_err(io::Error::other)
-            })
-            .collect()
+        let mut found: Vec<Entry> = vec![];
+        for row in range {
+            let (key, bytes) = row.map_err(io::Error::other)?;
+            let index = key.value().1;
+            if found.last().is_some_and(|last| last.index() + 1 != index) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, Damaged));
+            }
+            found.push(decoded(&entry_key(group, index), bytes.value())?);
+        }
+        Ok(found)
+    }
+
+    /// Reads everything and ends the process if something is not what was written.
+    fn scrub(&self) -> io::Result<u64> {
+        let read = self.database.begin_read().map_err(io::Error::other)?;
+        let mut pace = Pace::default();
+        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
+        for row in entries.range::<(u16, u64)>(..).map_err(io::Error::other)? {
+            let (key, row) = row.map_err(io::Error::other)?;
+            let (group, index) = key.value();
+            pace.after(checked::read(&entry_key(group, index), row.value())?);
+        }
+        let marks = read.open_table(MARKS).map_err(io::Error::other)?;
+        for row in marks.range::<(u16, u8)>(..).map_err(io::Error::other)? {
+            let (key, row) = row.map_err(io::Error::other)?;
+            let (group, which) = key.value();
+            pace.after(checked::read(&mark_key(group, which), row.value())?);
+        }
+        Ok(pace.bytes)
     }
 
     fn send(&self, operation: Operation) -> io::Result<()> {
@@ -123,10 +197,57 @@ impl LogFile {
     }
 }
 
+/// What a log is to be, where Raft does not run.
+pub struct Rewrite {
+    /// Whose log.
+    pub group: u16,
+    /// The vote that is remembered.
+    pub vote: Vote,
+    /// Up to where the tables have everything; what the log has up to there goes.
+    pub purged: Option<LogId>,
+    /// What is appended.
+    pub append: Vec<Entry>,
+    /// Whether what was there goes first.
+    pub anew: bool,
+}
+
+impl Rewrite {
+    fn write(
+        &self,
+        entries: &mut EntryTable<'_>,
+        marks: &mut MarkTable<'_>,
+    ) -> Result<(), redb::Error> {
+        let group = self.group;
+        if self.anew {
+            entries.retain_in((group, 0)..=(group, u64::MAX), |_, _| false)?;
+            marks.retain_in((group, 0)..=(group, u8::MAX), |_, _| false)?;
+        }
+        if let Some(upto) = self.purged {
+            put_mark(marks, group, PURGED, &codec::encode(&upto))?;
+            entries.retain_in((group, 0)..=(group, upto.index), |_, _| false)?;
+        }
+        for entry in &self.append {
+            put_entry(entries, group, entry)?;
+        }
+        put_mark(marks, group, VOTE, &codec::encode(&self.vote))
+    }
+}
+
+impl Scrubbed for LogFile {
+    fn name(&self) -> &'static str {
+        "the raft log"
+    }
+
+    fn scrub(&self) -> io::Result<u64> {
+        Self::scrub(self)
+    }
+}
+
 struct Writer {
     database: Arc<Database>,
     /// `committed` marks that ride with the next transaction.
     late: BTreeMap<u16, Vec<u8>>,
+    figures: LogFigures,
 }
 
 impl Writer {
@@ -170,7 +291,11 @@ impl Writer {
         if batch.is_empty() && self.late.is_empty() {
             return Ok(());
         }
-        let write = self.database.begin_write()?;
+        let began = Instant::now();
+        let mut write = self.database.begin_write()?;
+        if is_left_unsynced(batch) {
+            write.set_durability(redb::Durability::None).map_err(redb::Error::from)?;
+        }
         {
             let mut entries = write.open_table(ENTRIES)?;
             let mut marks = write.open_table(MARKS)?;
@@ -178,16 +303,55 @@ impl Writer {
                 operation.write(&mut entries, &mut marks)?;
             }
             for (group, bytes) in std::mem::take(&mut self.late) {
-                marks.insert((group, COMMITTED), bytes.as_slice())?;
+                put_mark(&mut marks, group, COMMITTED, &bytes)?;
             }
         }
         write.commit()?;
+        self.figures.seconds.observe(began.elapsed().as_secs_f64());
+        self.figures.entries.inc_by(batch.iter().map(Operation::entries).sum());
         Ok(())
     }
 }
 
+/// Never, unless a bug was planted.
+fn is_left_unsynced(batch: &[Operation]) -> bool {
+    let votes = |one: &Operation| matches!(one, Operation::Mark { which: VOTE, .. });
+    planted::has(Bug::AcknowledgeBeforeSync)
+        || planted::has(Bug::VoteUnsynced) && batch.iter().all(votes)
+}
+
 type EntryTable<'t> = redb::Table<'t, (u16, u64), &'static [u8]>;
 type MarkTable<'t> = redb::Table<'t, (u16, u8), &'static [u8]>;
+
+fn entry_key(group: u16, index: u64) -> Vec<u8> {
+    [&group.to_be_bytes()[..], &index.to_be_bytes()].concat()
+}
+
+fn mark_key(group: u16, which: u8) -> [u8; 3] {
+    let [high, low] = group.to_be_bytes();
+    [high, low, which]
+}
+
+fn put_entry(table: &mut EntryTable<'_>, group: u16, entry: &Entry) -> Result<(), redb::Error> {
+    let stored = checked::write(&entry_key(group, entry.index()), &codec::encode(entry));
+    table.insert((group, entry.index()), stored.as_slice())?;
+    Ok(())
+}
+
+fn put_mark(
+    marks: &mut MarkTable<'_>,
+    group: u16,
+    which: u8,
+    bytes: &[u8],
+) -> Result<(), redb::Error> {
+    let stored = checked::write(&mark_key(group, which), bytes);
+    marks.insert((group, which), stored.as_slice())?;
+    Ok(())
+}
+
+fn decoded<T: DeserializeOwned>(key: &[u8], stored: &[u8]) -> io::Result<T> {
+    codec::decode(checked::read(key, stored)?).map_err(io::Error::other)
+}
 
 impl Operation {
     fn write(
@@ -198,21 +362,29 @@ impl Operation {
         match self {
             Self::Append { log, entries, .. } => {
                 for entry in entries {
-                    table.insert((log.group, entry.index()), codec::encode(entry).as_slice())?;
+                    put_entry(table, log.group, entry)?;
                 }
             }
             Self::Mark { group, which, bytes, .. } => {
-                marks.insert((*group, *which), bytes.as_slice())?;
+                put_mark(marks, *group, *which, bytes)?;
             }
+            Self::Truncate { .. } if planted::has(Bug::TruncationForgotten) => {}
             Self::Truncate { group, from, .. } => {
                 table.retain_in((*group, *from)..=(*group, u64::MAX), |_, _| false)?;
             }
             Self::Purge { group, upto } => {
-                marks.insert((*group, PURGED), codec::encode(upto).as_slice())?;
+                put_mark(marks, *group, PURGED, &codec::encode(upto))?;
                 table.retain_in((*group, 0)..=(*group, upto.index), |_, _| false)?;
             }
         }
         Ok(())
+    }
+
+    fn entries(&self) -> u64 {
+        match self {
+            Self::Append { entries, .. } => entries.len() as u64,
+            Self::Mark { .. } | Self::Truncate { .. } | Self::Purge { .. } => 0,
+        }
     }
 
     fn answer(self) {

@@ -100,7 +100,7 @@ impl<M: Machine> GroupMachine<M> {
     }
 }
 
-fn apply_one<M: Machine>(
+pub(super) fn apply_one<M: Machine>(
     machine: &mut M,
     applied: &mut Applied,
     entry: Entry,
@@ -124,7 +124,7 @@ fn apply_one<M: Machine>(
     }
 }
 
-fn load<M: Machine>(
+pub(super) fn load<M: Machine>(
     machine: &mut M,
     group: u16,
     file: &Arc<StateFile>,

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How far behind a replica may be to count as caught up, in entries.
-pub const CAUGHT_UP_WITHIN: u64 = 1000;
+use domain::planted::{self, Bug};
+
 /// How far behind a replica may be to be handed the leadership.
 pub const LEADS_WITHIN: u64 = 100;
 
@@ -33,6 +33,8 @@ pub struct Present {
     pub in_flux: bool,
     /// How many entries each replica lacks; those that do not answer are missing.
     pub behind: BTreeMap<u64, u64>,
+    /// How many it may lack to count as caught up.
+    pub trailing: u64,
 }
 
 /// What to do next.
@@ -60,7 +62,7 @@ pub fn next_step(present: &Present, wanted: &Wanted) -> Option<Step> {
     }
     let voters = next_voters(present, wanted);
     let leaving = !voters.contains(&present.me);
-    if leaving {
+    if leaving && !planted::has(Bug::LeaderLeavesFirst) {
         // Somebody who votes already must be there to take over.
         let all: BTreeSet<u64> = voters.union(&present.voters).copied().collect();
         let grown = (all != present.voters).then_some(Step::SetVoters(all));
@@ -95,7 +97,7 @@ fn heir(present: &Present, voters: &BTreeSet<u64>, wanted: &Wanted) -> Option<u6
 
 impl Present {
     fn has_caught_up(&self, id: u64) -> bool {
-        self.behind.get(&id).is_some_and(|behind| *behind <= CAUGHT_UP_WITHIN)
+        self.behind.get(&id).is_some_and(|behind| *behind <= self.trailing)
     }
 
     /// A transfer to one that is not there leaves the group without a leader for a while.
@@ -137,7 +139,8 @@ mod tests {
     }
 
     fn alone() -> Present {
-        Present { me: 1, voters: set(&[1]), behind: BTreeMap::from([(1, 0)]), ..Present::default() }
+        let behind = BTreeMap::from([(1, 0)]);
+        Present { me: 1, voters: set(&[1]), behind, trailing: 1000, ..Present::default() }
     }
 
     #[test]
@@ -208,7 +211,7 @@ mod tests {
             let me = *voters.first().expect("one at least");
             let learners: BTreeSet<u64> = learners.difference(&voters).copied().collect();
             let behind = voters.union(&learners).map(|id| (*id, 0)).collect();
-            let mut present = Present { me, voters, learners, in_flux: false, behind };
+            let mut present = Present { me, voters, learners, in_flux: false, behind, trailing: 0 };
             let wanted = Wanted { voters: goal, ..Wanted::default() };
             for _ in 0..40 {
                 let Some(step) = next_step(&present, &wanted) else { break };

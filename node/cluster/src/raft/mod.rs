@@ -1,13 +1,16 @@
 //! Everything that knows openraft. A new release of it touches this folder alone.
 
 pub mod answer;
+pub mod checked;
 pub mod disk;
 pub mod group;
 pub mod log;
 pub mod machine;
 pub mod members;
 pub mod network;
+pub mod offline;
 pub mod received;
+pub mod scrub;
 pub mod state;
 pub mod types;
 

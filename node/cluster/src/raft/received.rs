@@ -43,45 +43,47 @@ pub fn stream(
 ) -> impl Stream<Item = io::Result<Bytes>> + use<> {
     let (sender, mut receiver) = mpsc::channel(PIECES_WAITING);
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = send(&snapshot, &head, &sender) {
+        let gone = || io::Error::other("the peer is gone");
+        let sent =
+            write(&snapshot, &head, |piece| sender.blocking_send(Ok(piece)).map_err(|_| gone()));
+        if let Err(error) = sent {
             let _ = sender.blocking_send(Err(error));
         }
     });
     stream::poll_fn(move |cx| receiver.poll_recv(cx))
 }
 
-fn send(
+/// Writes a snapshot's bytes, piece by piece.
+pub fn write(
     snapshot: &StateSnapshot,
     head: &Bytes,
-    sender: &mpsc::Sender<io::Result<Bytes>>,
+    mut put: impl FnMut(Bytes) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut piece = BytesMut::with_capacity(PIECE_BYTES * 2);
     let mut sum = 0;
     piece.put_u32(u32::try_from(head.len()).map_err(io::Error::other)?);
     piece.extend_from_slice(head);
-    let gone = || redb::Error::Io(io::Error::other("the peer is gone"));
     let mut flush = |piece: &mut BytesMut| {
         let bytes = piece.split().freeze();
         sum = crc32c::crc32c_append(sum, &bytes);
-        sender.blocking_send(Ok(bytes)).map(|()| sum)
+        put(bytes).map(|()| sum)
     };
-    flush(&mut piece).map_err(|_| io::Error::other(gone()))?;
-    let sent = snapshot.rows(|table, key, row| {
+    flush(&mut piece)?;
+    let written = snapshot.rows(|table, key, row| {
         piece.put_u8(table);
         piece.put_u32(u32::try_from(key.len()).unwrap_or(u32::MAX));
         piece.put_u32(u32::try_from(row.len()).unwrap_or(u32::MAX));
         piece.extend_from_slice(key);
         piece.extend_from_slice(row);
         if piece.len() >= PIECE_BYTES {
-            flush(&mut piece).map_err(|_| gone())?;
+            flush(&mut piece)?;
         }
         Ok(())
     });
-    sent.map_err(io::Error::other)?;
+    written.map_err(io::Error::other)?;
     piece.put_u8(END);
-    let sum = flush(&mut piece).map_err(|_| io::Error::other(gone()))?;
-    let end = Bytes::copy_from_slice(&sum.to_be_bytes());
-    sender.blocking_send(Ok(end)).map_err(|_| io::Error::other(gone()))
+    let sum = flush(&mut piece)?;
+    put(Bytes::copy_from_slice(&sum.to_be_bytes()))
 }
 
 /// Takes a peer's snapshot: its head, and its rows in a file of `folder`.

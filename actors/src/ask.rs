@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     attempt::Held,
-    call::{JobFilter, JobsWanted, MetricsRange, Records, RecordsWanted, Service},
+    call::{JobFilter, JobsWanted, MetricsRange, Records, RecordsWanted, Service, ServiceError},
     instance::Ended,
     meter::Totals,
     ports::{LogLine, LogQuery, PeerError},
@@ -83,6 +83,8 @@ pub enum Told {
     Unknown,
     /// Not now: there is no room.
     Busy,
+    /// It can't be looked through in the time there is.
+    TooLong,
     /// Which life this is.
     Boot(String),
     /// What is seen of instances.
@@ -222,7 +224,7 @@ impl World {
         match ask {
             Ask::Job { tenant, id, wait } => match service.job_here(tenant, id, wait).await {
                 Ok(job) => Told::Job(Ok(Box::new(Job::clone(&job)))),
-                Err(crate::call::ServiceError::Rejected(reason)) => Told::Job(Err(reason)),
+                Err(ServiceError::Rejected(reason)) => Told::Job(Err(reason)),
                 Err(_) => Told::Busy,
             },
             Ask::Jobs { shards, tenant, filter, from, ascending, limit } => {
@@ -230,12 +232,15 @@ impl World {
                 let wanted = JobsWanted { tenant, filter, from, order, limit };
                 match service.jobs_here(shards, wanted).await {
                     Ok(jobs) => Told::Jobs(jobs.iter().map(|job| Job::clone(job)).collect()),
+                    Err(ServiceError::TooLong) => Told::TooLong,
                     Err(_) => Told::Busy,
                 }
             }
-            Ask::Records { shard, wanted } => {
-                service.records_here(shard, wanted).await.map_or(Told::Busy, Told::Records)
-            }
+            Ask::Records { shard, wanted } => match service.records_here(shard, wanted).await {
+                Ok(records) => Told::Records(records),
+                Err(ServiceError::TooLong) => Told::TooLong,
+                Err(_) => Told::Busy,
+            },
             Ask::Seen { shard, key } => match service.was_seen_here(shard, &key).await {
                 Ok(seen) => Told::Seen(seen),
                 Err(_) => Told::Busy,

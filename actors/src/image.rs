@@ -1,7 +1,10 @@
 //! Images on this node: those that something may still need stay, and the live version of every agent
 //! is on two nodes at least, so that the loss of one loses none.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use domain::{AgentId, NodeId, cloud::Provider, deployment::Image};
 
@@ -25,18 +28,22 @@ impl World {
 
     /// Holds the live versions that fall to this node, as after the loss of another.
     pub async fn hold_images(self: &Arc<Self>) {
-        let serving: Vec<AgentId> = {
-            let directory = self.directory().read();
-            directory
-                .agents
-                .rows()
-                .filter(|(_, one)| one.version.is_some())
-                .map(|(id, _)| *id)
-                .collect()
-        };
-        for agent in serving {
+        for agent in self.serving() {
             self.hold_image(agent).await;
         }
+    }
+
+    /// The images of live versions, by reference.
+    pub fn live_images(&self) -> BTreeMap<String, (Provider, Image)> {
+        let live = self.serving().into_iter().filter_map(|agent| self.live_image(agent));
+        live.map(|(provider, image)| (image.reference.clone(), (provider, image))).collect()
+    }
+
+    /// The agents that have a live version.
+    fn serving(&self) -> Vec<AgentId> {
+        let directory = self.directory().read();
+        let serving = directory.agents.rows().filter(|(_, one)| one.version.is_some());
+        serving.map(|(id, _)| *id).collect()
     }
 
     async fn hold_image(self: &Arc<Self>, agent: AgentId) {

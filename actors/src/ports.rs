@@ -154,6 +154,28 @@ pub struct GroupView {
     pub contact: BTreeMap<domain::NodeId, std::time::Duration>,
 }
 
+impl GroupView {
+    /// `directory`, or the shard's number.
+    pub fn name(&self) -> String {
+        self.shard.map_or_else(|| "directory".to_owned(), |shard| shard.to_string())
+    }
+
+    /// How many voters must agree.
+    pub fn quorum(&self) -> usize {
+        self.voters.len() / 2 + 1
+    }
+
+    fn tolerance(&self, alive: &BTreeSet<domain::NodeId>) -> usize {
+        let alive = self.voters.iter().filter(|id| alive.contains(id)).count();
+        alive.saturating_sub(self.quorum())
+    }
+}
+
+/// How many nodes, whichever they are, may be lost at once before some group can't go on.
+pub fn failure_tolerance(groups: &[GroupView], alive: &BTreeSet<domain::NodeId>) -> usize {
+    groups.iter().map(|group| group.tolerance(alive)).min().unwrap_or(0)
+}
+
 /// A request to somebody outside.
 #[derive(Clone, Debug)]
 pub struct OutboundRequest {

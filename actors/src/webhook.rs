@@ -6,7 +6,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -30,8 +33,13 @@ use crate::{
     world::World,
 };
 
-/// Attempts of one webhook at once.
+/// Attempts of one webhook at once: so many while its receiver answers, so few while it does not, and so
+/// many before that is known.
 const AT_ONCE: usize = 32;
+const AT_ONCE_WHILE_SLOW: usize = 2;
+const AT_ONCE_AT_FIRST: usize = 8;
+/// A receiver that takes so long is slow.
+const SLOW: Duration = Duration::from_secs(5);
 /// Attempts that were due this long ago are spread, so that no outage ends in a burst.
 const OVERDUE: Duration = Duration::from_secs(60);
 /// Over how long.
@@ -42,6 +50,24 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const NOTE_AGAIN: Duration = Duration::from_millis(500);
 /// Retries after which a delivery holds up no others.
 const HOLDS_UP_UNTIL: usize = 2;
+
+/// How many attempts a receiver gets at once: half as many after each that was slow, one more after each
+/// that was not. Receivers share hosts, and a host its turns: one that hangs shall not take them all.
+struct Pace(AtomicUsize);
+
+impl Pace {
+    fn at_once(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn note(&self, took: Duration) {
+        let change = |now: usize| match took >= SLOW {
+            true => (now / 2).max(AT_ONCE_WHILE_SLOW),
+            false => (now + 1).min(AT_ONCE),
+        };
+        let _ = self.0.fetch_update(Relaxed, Relaxed, |now| Some(change(now)));
+    }
+}
 
 /// What wakes a webhook.
 pub enum WebhookMessage {
@@ -77,6 +103,7 @@ pub struct Sender {
     lines: BTreeMap<Option<AgentId>, BTreeSet<(u64, DeliveryId)>>,
     under_way: HashMap<DeliveryId, (Option<AgentId>, AbortHandle)>,
     alarm: Option<AbortHandle>,
+    pace: Arc<Pace>,
     /// When the next attempt may begin, where there is a rate.
     next_slot: Timestamp,
     /// Whether the webhook was off at the last look.
@@ -121,6 +148,7 @@ impl Actor for WebhookActor {
             lines: BTreeMap::new(),
             under_way: HashMap::new(),
             alarm: None,
+            pace: Arc::new(Pace(AtomicUsize::new(AT_ONCE_AT_FIRST))),
             next_slot: Timestamp::default(),
             was_off: false,
         };
@@ -230,7 +258,7 @@ impl Sender {
             Ordering::Agent => self.heads(now),
         };
         for id in ready {
-            if self.under_way.len() >= AT_ONCE || self.next_slot > now {
+            if self.is_full() || self.next_slot > now {
                 break;
             }
             let row = self.row(id);
@@ -279,9 +307,12 @@ impl Sender {
         let (id, agent) = (row.id, row.event.agent);
         let (world, claim, hook) = (Arc::clone(&self.world), self.claim, Arc::clone(hook));
         let ended = Telling::when_dropped(myself.clone(), || WebhookMessage::Ended(id));
+        let pace = Arc::clone(&self.pace);
         let task = detach(async move {
             let _ended = ended;
-            world.deliver(claim, &hook, &row).await;
+            let (attempt, answer) = world.attempt(&hook, &row).await;
+            pace.note(Duration::from_millis(attempt.duration_ms));
+            world.conclude(claim, &hook, &row, attempt, answer).await;
         });
         self.under_way.insert(id, (agent, task));
     }
@@ -298,7 +329,7 @@ impl Sender {
             return;
         };
         let now = self.world.now();
-        let is_full = self.under_way.len() >= AT_ONCE;
+        let is_full = self.is_full();
         // An ended attempt wakes us; so does the end of what holds others up.
         let at_least = Duration::from_millis(if at <= now && !is_full { 100 } else { 0 });
         let wait = match self.next_slot > now {
@@ -311,6 +342,10 @@ impl Sender {
             tokio::time::sleep(wait.min(Duration::from_secs(3600))).await;
             let _ = me.cast(WebhookMessage::Due);
         }));
+    }
+
+    fn is_full(&self) -> bool {
+        self.under_way.len() >= self.pace.at_once()
     }
 
     fn record(&self) -> Option<Arc<Webhook>> {
@@ -370,6 +405,7 @@ impl Sender {
                 },
                 next_at: None,
                 is_gone: false,
+                asked: row.asked,
             });
             let command = Command::NoteAttempts(tried.collect());
             let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
@@ -378,9 +414,15 @@ impl Sender {
 }
 
 impl World {
-    /// One attempt, from the request to the line in the log.
-    async fn deliver(self: &Arc<Self>, claim: Claim, hook: &Webhook, row: &Delivery) {
-        let (attempt, answer) = self.attempt(hook, row).await;
+    /// Writes down how an attempt ended and decides what is next.
+    async fn conclude(
+        self: &Arc<Self>,
+        claim: Claim,
+        hook: &Webhook,
+        row: &Delivery,
+        attempt: Attempt,
+        answer: Option<OutboundAnswer>,
+    ) {
         let is_gone = answer.as_ref().is_some_and(|answer| answer.status == 410);
         let tried = row.tried + u32::from(attempt.cause == Cause::Schedule);
         let retry_after = answer.and_then(|answer| answer.retry_after);
@@ -390,7 +432,8 @@ impl World {
         let waits = &self.settings.retry_waits;
         let next_at = delivery::next_attempt(step, waits, chance, retry_after, self.now());
         let is_over = !attempt.is_success() && (next_at.is_none() || is_gone);
-        let tried = Tried { webhook: hook.id, id: row.id, attempt, next_at, is_gone };
+        let (id, asked) = (row.id, row.asked);
+        let tried = Tried { webhook: hook.id, id, attempt, asked, next_at, is_gone };
         self.note_attempt(claim, tried).await;
         if is_over {
             self.judge_receiver(claim, hook.id, is_gone).await;
@@ -509,4 +552,20 @@ fn waiting(row: &Delivery) -> Option<Waiting> {
 /// Where a webhook's secret is sealed for.
 pub fn sealed_place(id: WebhookId) -> String {
     format!("{id}/secret")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_receiver_gets_few_at_once_and_more_when_it_answers_again() {
+        let pace = Pace(AtomicUsize::new(AT_ONCE));
+        (0..4).for_each(|_| pace.note(SLOW));
+        assert_eq!(pace.at_once(), AT_ONCE_WHILE_SLOW);
+        pace.note(SLOW);
+        assert_eq!(pace.at_once(), AT_ONCE_WHILE_SLOW, "never nothing");
+        (0..100).for_each(|_| pace.note(Duration::from_millis(20)));
+        assert_eq!(pace.at_once(), AT_ONCE);
+    }
 }

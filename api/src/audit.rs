@@ -1,9 +1,12 @@
 //! The audit log: every change is written down before it is answered, refused ones in sums by
-//! organization, address and second. `GET /v1/audit-log` reads it.
+//! organization, address and second. Where the organization's shard does not answer, a change that was made
+//! is not kept secret from who made it: it is answered after a while, and written down when the shard is back.
+//! `GET /v1/audit-log` reads it.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use actors::call::{AuditWanted, Records, RecordsWanted, Service};
@@ -12,7 +15,10 @@ use domain::{
     audit::{Actor, Audited},
 };
 use poem_openapi::{OpenApi, param::Query, payload::Json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::Instant,
+};
 
 use crate::{
     Handle, Shared,
@@ -29,19 +35,28 @@ use crate::{
 const WAITING_MAX: usize = 10_000;
 /// Rows of one entry of the log.
 const ROWS_AT_ONCE: usize = 256;
-/// How often rows are written again while their shard does not answer, and after which pause.
-const WRITTEN_AGAIN: usize = 30;
-const WRITTEN_AGAIN_AFTER: std::time::Duration = std::time::Duration::from_millis(500);
+/// How long rows are written again while their shard does not answer, and after which pause.
+const WRITTEN_FOR: Duration = Duration::from_secs(3600);
+const WRITTEN_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// How long an answer waits for its row.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// Longest target that is written down.
 const TARGET_CHARS_MAX: usize = 256;
 
-type Written = (Audited, oneshot::Sender<bool>);
+/// A row, who waits for it, and its place among those that wait.
+struct Written {
+    row: Audited,
+    told: oneshot::Sender<()>,
+    _place: OwnedSemaphorePermit,
+}
+
 /// Refused calls by organization, address and second.
 type Refused = Mutex<BTreeMap<(OrgId, String, u64), Audited>>;
 
 /// Writes rows: those that come at once go into the log at once.
 pub(crate) struct Journal {
     rows: mpsc::Sender<Written>,
+    places: Arc<Semaphore>,
     refused: Arc<Refused>,
 }
 
@@ -52,13 +67,26 @@ impl Journal {
         actors::root::detach(write(service.clone(), waiting));
         let refused = Arc::new(Refused::default());
         actors::root::detach(sum_up(service, Arc::downgrade(&refused)));
-        Self { rows, refused }
+        Self { rows, places: Arc::new(Semaphore::new(WAITING_MAX)), refused }
     }
 
-    /// Writes a row; on return it is durable. `false` if the log could not be reached.
-    async fn write(&self, row: Audited) -> bool {
+    /// Writes a row; on return it is durable, or waits for its shard if that does not answer.
+    async fn write(&self, row: Audited) {
+        let (action, target) = (row.action.clone(), row.target.clone());
         let (told, written) = oneshot::channel();
-        self.rows.send((row, told)).await.is_ok() && written.await.unwrap_or(false)
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            tracing::error!(
+                action,
+                target,
+                "too much waits already: a change is not in the audit log"
+            );
+            return;
+        };
+        let sent = self.rows.send(Written { row, told, _place: place }).await.is_ok();
+        let waited = tokio::time::timeout(ANSWERED_WITHIN, written).await;
+        if !sent || !matches!(waited, Ok(Ok(()))) {
+            tracing::warn!(action, target, "a change is not yet in the audit log");
+        }
     }
 
     fn note_refused(&self, row: Audited) {
@@ -75,7 +103,7 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
     while waiting.recv_many(&mut batch, ROWS_AT_ONCE).await > 0 {
         let mut by_org: BTreeMap<OrgId, Vec<Written>> = BTreeMap::new();
         for row in batch.drain(..) {
-            by_org.entry(row.0.org).or_default().push(row);
+            by_org.entry(row.row.org).or_default().push(row);
         }
         // One organization's shard may be slow: the others do not wait for it.
         for (org, rows) in by_org {
@@ -87,25 +115,25 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
 /// Writes rows of one organization, again and again while its shard does not answer: a row that comes
 /// twice is written once.
 async fn write_of(service: Service, org: OrgId, rows: Vec<Written>) {
-    let (rows, told): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    let mut is_written = false;
-    for _ in 0..WRITTEN_AGAIN {
-        is_written = service.audit(org, rows.clone()).await.is_ok();
-        if is_written {
-            break;
+    let until = Instant::now() + WRITTEN_FOR;
+    let all: Vec<Audited> = rows.iter().map(|row| row.row.clone()).collect();
+    while let Err(error) = service.audit(org, all.clone()).await {
+        if Instant::now() >= until {
+            tracing::error!(%org, rows = all.len(), %error, "changes are not in the audit log");
+            return;
         }
         tokio::time::sleep(WRITTEN_AGAIN_AFTER).await;
     }
-    for told in told {
-        // Whoever waited may have hung up.
-        let _ = told.send(is_written);
+    // Whoever waited may have hung up.
+    for row in rows {
+        let _ = row.told.send(());
     }
 }
 
 /// Writes down once a second what was refused.
 async fn sum_up(service: Service, refused: std::sync::Weak<Refused>) {
     loop {
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let Some(refused) = refused.upgrade() else { return };
         let sums = std::mem::take(&mut *refused.lock().unwrap_or_else(PoisonError::into_inner));
         let mut by_org: BTreeMap<OrgId, Vec<Audited>> = BTreeMap::new();
@@ -131,7 +159,7 @@ pub(crate) struct Watched {
 }
 
 impl Shared {
-    /// Writes down how a change ended. What was done is durable in the log on return.
+    /// Writes down how a change ended.
     pub(crate) async fn audit(&self, watched: Watched, refusal: Option<&str>) {
         let Watched { operation, identity, address, target } = watched;
         let (kind, id) = identity.name();
@@ -150,16 +178,7 @@ impl Shared {
         };
         match refusal {
             Some(_) => self.journal.note_refused(row),
-            None => {
-                let (action, target) = (row.action.clone(), row.target.clone());
-                if !self.journal.write(row).await {
-                    tracing::error!(
-                        action,
-                        target,
-                        "a change could not be written to the audit log"
-                    );
-                }
-            }
+            None => self.journal.write(row).await,
         }
     }
 }

@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use actors::{ports::GroupView, world::World};
+use actors::{
+    ports::{GroupView, failure_tolerance},
+    world::World,
+};
 use domain::{
     NodeId,
     autopilot::Autopilot,
@@ -62,12 +65,11 @@ impl ClusterApi {
             }
         }
         let top = groups.first();
-        let (quorum, failure_tolerance) = tolerance(top, &alive);
         Ok(Json(Success::of(ClusterBody {
             leader: top.and_then(|group| group.leader).map(|id| id.to_string()),
             term: top.map_or(0, |group| group.term),
-            quorum,
-            failure_tolerance,
+            quorum: top.map_or(0, GroupView::quorum) as u64,
+            failure_tolerance: failure_tolerance(&groups, &alive) as u64,
             healthy: is_healthy(&directory, &groups, &alive),
             nodes,
             shards: u64::from(world.ports.ledger.shards()),
@@ -98,10 +100,9 @@ impl ClusterApi {
             behind: behind(id),
             stable_since: node.since.to_string(),
         };
-        let (_, failure_tolerance) = tolerance(top, &alive);
         Ok(Json(Success::of(ClusterHealthBody {
             healthy: is_healthy(&directory, &groups, &alive),
-            failure_tolerance,
+            failure_tolerance: failure_tolerance(&groups, &alive) as u64,
             servers: members.map(server).collect(),
         })))
     }
@@ -300,13 +301,6 @@ impl Seen {
 }
 
 /// Voters that must agree, and voters that may be lost beside those that are.
-fn tolerance(directory: Option<&GroupView>, alive: &BTreeSet<NodeId>) -> (u64, u64) {
-    let Some(group) = directory else { return (0, 0) };
-    let quorum = group.voters.len() / 2 + 1;
-    let alive = group.voters.iter().filter(|id| alive.contains(id)).count();
-    (quorum as u64, alive.saturating_sub(quorum) as u64)
-}
-
 fn is_healthy(directory: &Directory, groups: &[GroupView], alive: &BTreeSet<NodeId>) -> bool {
     let mut members = directory.nodes.rows().filter(|(_, node)| node.status != NodeStatus::Removed);
     groups.iter().all(|group| group.leader.is_some()) && members.all(|(id, _)| alive.contains(id))
@@ -320,7 +314,7 @@ fn millis(span: &std::time::Duration) -> u64 {
 pub(crate) fn shard_body(group: GroupView) -> ShardBody {
     let names = |ids: &[NodeId]| ids.iter().map(ToString::to_string).collect();
     ShardBody {
-        name: group.shard.map_or_else(|| "directory".to_owned(), |shard| shard.to_string()),
+        name: group.name(),
         leader: group.leader.map(|id| id.to_string()),
         term: group.term,
         voters: names(&group.voters),

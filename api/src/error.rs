@@ -378,6 +378,7 @@ impl From<ServiceError> for Problem {
             ServiceError::Elsewhere => {
                 Self::new(S::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", message).retry_after(1)
             }
+            ServiceError::TooLong => Self::new(S::BAD_REQUEST, "INVALID_REQUEST", message),
             ServiceError::Kept(error) => {
                 let details = serde_json::from_str(&error.details).unwrap_or_else(|_| json!({}));
                 let status = match error.code.as_str() {

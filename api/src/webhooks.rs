@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use actors::{call::DeliveriesWanted, webhook::sealed_place};
+use actors::{
+    call::{DeliveriesWanted, Recovery},
+    webhook::sealed_place,
+};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use domain::{
     DeliveryId, EventId, Timestamp, WebhookId,
@@ -73,6 +76,8 @@ pub(crate) enum WebhookCreated {
 pub(crate) struct Recovered {
     /// Deliveries.
     deliveries: u64,
+    /// Whether the window has more: the same call takes them.
+    has_more: bool,
 }
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -330,7 +335,7 @@ impl WebhooksApi {
     /// Recover deliveries
     ///
     /// Sends again what failed within a time window; without `only_failed` also what happened while
-    /// the webhook was off. At most 10,000 at once.
+    /// the webhook was off. Some 10,000 at once; `has_more` tells to ask again.
     #[oai(path = "/webhooks/:id/recover", method = "post", operation_id = "recoverWebhook")]
     async fn recover(
         &self,
@@ -348,8 +353,9 @@ impl WebhooksApi {
             return Err(Problem::field("until", "must be later than since").into());
         }
         let only_failed = only_failed != Some(false);
-        let deliveries = self.0.service.recover(&hook, since, until, only_failed).await?;
-        Ok(Json(Success::of(Recovered { deliveries })))
+        let recovery = self.0.service.recover(&hook, since, until, only_failed).await?;
+        let Recovery { deliveries, has_more } = recovery;
+        Ok(Json(Success::of(Recovered { deliveries, has_more })))
     }
 
     /// List deliveries

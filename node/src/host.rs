@@ -6,7 +6,7 @@ use std::sync::Arc;
 use actors::{
     ask::Told,
     invocation::{CallError, INSTANCES_PATH, REFUSED_HEADER},
-    ports::{Blobs as _, Clock as _, Ledger as _},
+    ports::{Blobs as _, Clock as _, Ledger as _, failure_tolerance},
     route::Slot,
     world::World,
 };
@@ -154,25 +154,29 @@ impl NodeHost {
                 None => Err("a backup is being made here already".to_owned()),
             },
             Operation::BackupState(id) => self.backup_state(id),
-            Operation::RotateSigningKey => {
-                let key = bootstrap::signing_key(&self.world.sealer)
-                    .map_err(|error| error.to_string())?;
-                let key = Box::new(key);
-                self.change(Command::PutSigningKey { key, only_first: false }).await?;
-                Ok(json!({}))
-            }
-            Operation::RotateGossipKey => {
-                let key = hex(&random_bytes::<32>());
-                let sealed = self.world.sealer.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
-                self.change(Command::TurnGossipKey { sealed }).await?;
-                Ok(json!({}))
-            }
-            Operation::Set { node, to } => {
-                let id = node.unwrap_or(self.world.node_id);
-                self.change(Command::SetNodeStatus { id, to }).await?;
-                Ok(json!({ "node_id": id, "status": to.as_str() }))
-            }
+            Operation::RotateSigningKey => self.rotate_signing_key().await,
+            Operation::RotateGossipKey => self.rotate_gossip_key().await,
+            Operation::Set { node, to } => self.set(node.unwrap_or(self.world.node_id), to).await,
         }
+    }
+
+    async fn rotate_signing_key(&self) -> Result<Value, String> {
+        let key = bootstrap::signing_key(&self.world.sealer).map_err(|error| error.to_string())?;
+        let key = Box::new(key);
+        self.change(Command::PutSigningKey { key, only_first: false }).await?;
+        Ok(json!({}))
+    }
+
+    async fn rotate_gossip_key(&self) -> Result<Value, String> {
+        let key = hex(&random_bytes::<32>());
+        let sealed = self.world.sealer.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
+        self.change(Command::TurnGossipKey { sealed }).await?;
+        Ok(json!({}))
+    }
+
+    async fn set(&self, id: NodeId, to: NodeStatus) -> Result<Value, String> {
+        self.change(Command::SetNodeStatus { id, to }).await?;
+        Ok(json!({ "node_id": id, "status": to.as_str() }))
     }
 
     /// A backup with the file that it is in.
@@ -225,7 +229,7 @@ impl NodeHost {
     fn groups(&self) -> Value {
         let groups = self.world.ports.cluster.groups().into_iter().map(|group| {
             json!({
-                "name": group.shard.map_or_else(|| "directory".to_owned(), |one| one.to_string()),
+                "name": group.name(),
                 "leader": group.leader,
                 "term": group.term,
                 "voters": group.voters,
@@ -240,17 +244,10 @@ impl NodeHost {
         self.world.ports.cluster.groups().first().and_then(|group| group.leader)
     }
 
-    /// Voters of the directory that may be lost without losing the service.
-    fn failure_tolerance(&self) -> usize {
-        let groups = self.world.ports.cluster.groups();
-        let voters = groups.first().map(|group| group.voters.clone()).unwrap_or_default();
-        let answering = self.world.ports.cluster.alive();
-        let alive = voters.iter().filter(|id| answering.contains(id)).count();
-        alive.saturating_sub(voters.len() / 2 + 1)
-    }
-
     fn status(&self) -> Value {
-        let (leader, failure_tolerance) = (self.leader(), self.failure_tolerance());
+        let cluster = &self.world.ports.cluster;
+        let failure_tolerance = failure_tolerance(&cluster.groups(), &cluster.alive());
+        let leader = self.leader();
         let directory = self.world.directory().read();
         let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
         let alive = members.filter(|(_, node)| self.alive.has(node.facts.raft_id));

@@ -2,7 +2,7 @@
 //! cluster's authority, so whoever joins knows whom it talks to before it says anything; the secrets
 //! travel over that connection alone.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -15,9 +15,10 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     adapters::{authority::Authority, system::random_bytes},
     hex,
-    host::{OPERATE_PATH, Operation},
+    host::Operation,
     identity::NodeIdentity,
     keys::{self, Keys},
+    operate::Stranger,
 };
 
 /// How long a token is good.
@@ -172,22 +173,12 @@ pub async fn rejoin(
         .with_context(|| format!("{} belongs to no node", data.display()))?;
     let keys = data.join("keys");
     let tls = Authority::open(&keys)?.peer_identity(&keys, identity.raft_id)?.client()?;
-    let ask = async |operation: Operation| {
-        let question = Bytes::from(serde_json::to_vec(&operation)?);
-        let from = Some(identity.raft_id);
-        let answer = client::call_once(Arc::clone(&tls), from, address, OPERATE_PATH, question);
-        let (status, body) =
-            answer.await.with_context(|| format!("the node at {address} does not answer"))?;
-        let text = String::from_utf8_lossy(&body).into_owned();
-        anyhow::ensure!(status == 200, "the node at {address} refused: {text}");
-        Ok(serde_json::from_str::<serde_json::Value>(&text)?)
-    };
-    let token = ask(Operation::Token).await?;
-    let token: Token = token["token"].as_str().context("no token in the answer")?.parse()?;
-    let set = |to| Operation::Set { node: Some(identity.node_id), to };
+    let stranger = Stranger { tls, raft_id: identity.raft_id };
+    let token = stranger.token(address).await?;
     // The last one that this certificate is good for.
-    ask(set(NodeStatus::Dead)).await?;
-    ask(set(NodeStatus::Removed)).await?;
+    for to in [NodeStatus::Dead, NodeStatus::Removed] {
+        stranger.ask(address, &Operation::Set { node: Some(identity.node_id), to }).await?;
+    }
     let aside = data.with_extension(format!("{}.damaged", identity.node_id));
     std::fs::rename(data, &aside)?;
     join(data, &token, address, facts).await?;

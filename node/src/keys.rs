@@ -51,11 +51,9 @@ impl Keys {
     pub fn kept(folder: &Path) -> anyhow::Result<Self> {
         let key = |name: &str| {
             let path = folder.join(name);
-            let text = fs::read_to_string(&path);
-            let text = text.with_context(|| format!("the key file {}", path.display()))?;
-            parse(text.trim()).with_context(|| {
-                format!("the key file {} must hold 64 hexadecimal digits", path.display())
-            })
+            let text = fs::read_to_string(&path).map_err(anyhow::Error::from);
+            let key = text.and_then(|text| parse(text.trim()));
+            key.with_context(|| format!("the key file {}", path.display()))
         };
         Ok(Self {
             pepper: key("pepper.key")?,
@@ -123,7 +121,7 @@ impl ClusterSecret {
 
 fn read_or_make(path: &Path) -> anyhow::Result<[u8; 32]> {
     match fs::read_to_string(path) {
-        Ok(text) => parse(text.trim()).context("must hold 64 hexadecimal digits"),
+        Ok(text) => parse(text.trim()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let key = random_bytes::<32>();
             write_secret(path, hex(&key).as_bytes())?;
@@ -133,14 +131,16 @@ fn read_or_make(path: &Path) -> anyhow::Result<[u8; 32]> {
     }
 }
 
+const NOT_A_KEY: &str = "it must hold 64 hexadecimal digits";
+
 /// A key from its 64 hexadecimal digits.
 pub fn parse(text: &str) -> anyhow::Result<[u8; 32]> {
     if text.len() != 64 || !text.is_ascii() {
-        bail!("wrong length");
+        bail!(NOT_A_KEY);
     }
     let mut key = [0; 32];
     for (place, byte) in key.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[place * 2..place * 2 + 2], 16)?;
+        *byte = u8::from_str_radix(&text[place * 2..place * 2 + 2], 16).context(NOT_A_KEY)?;
     }
     Ok(key)
 }

@@ -4,20 +4,16 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, bail, ensure};
-use bytes::Bytes;
-use cluster::peer::client;
-use serde_json::Value;
+use anyhow::{Context as _, ensure};
 use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     adapters::{authority::Authority, system::random_bytes},
-    bootstrap::OWNER_EMAIL,
     cli::say,
     config::Config,
-    host::{OPERATE_PATH, Operation},
     join::Token,
     keys::{ClusterSecret, Keys, write_secret},
+    operate::Stranger,
     serve,
 };
 
@@ -91,13 +87,7 @@ async fn found(data: &Path, secret: &ClusterSecret, config: &Config) -> anyhow::
     Authority::derived(secret)?.write(&keys)?;
     let first = serve::found(data, config).await?;
     let path = data.join(FIRST_KEYS);
-    let text = serde_json::json!({
-        "email": OWNER_EMAIL,
-        "password": first.password,
-        "live_key": first.live_key,
-        "test_key": first.test_key,
-    });
-    write_secret(&path, serde_json::to_string_pretty(&text)?.as_bytes())?;
+    write_secret(&path, &serde_json::to_vec_pretty(&serve::secrets_line(&first))?)?;
     say(&format!(
         "a new cluster; its first keys are in {}: keep them and remove it",
         path.display()
@@ -123,14 +113,7 @@ async fn ask_for_token(secret: &ClusterSecret, address: &str) -> anyhow::Result<
     let scratch = tempfile::tempdir().context("a folder for a certificate")?;
     let number = u64::from_be_bytes(random_bytes()) >> 1;
     let tls = Authority::derived(secret)?.peer_identity(scratch.path(), number)?.client()?;
-    let question = Bytes::from(serde_json::to_vec(&Operation::Token)?);
-    let answer = client::call_once(tls, Some(number), address, OPERATE_PATH, question).await;
-    let (status, body) = answer.with_context(|| address.to_owned())?;
-    if status != 200 {
-        bail!("{address} gives no token yet: {status} {}", String::from_utf8_lossy(&body));
-    }
-    let answer: Value = serde_json::from_slice(&body)?;
-    answer["token"].as_str().context("no token in the answer")?.parse()
+    Stranger { tls, raft_id: number }.token(address).await
 }
 
 #[cfg(test)]

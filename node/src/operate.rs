@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cluster::peer::{
     Class,
     book::AddressBook,
-    client::{CallError, PeerClient},
+    client::{CallError, PeerClient, call_once},
 };
 use domain::node::NodeStatus;
 use serde_json::Value;
@@ -20,6 +20,7 @@ use crate::{
     config::Span,
     host::{OPERATE_PATH, Operation},
     identity::NodeIdentity,
+    join::Token,
     serve::Folder,
 };
 
@@ -47,6 +48,35 @@ pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
             Err(error).with_context(|| format!("the node of {} does not run", data.display()))
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// A node that asks where it knows an address and no number.
+pub struct Stranger {
+    /// A client with a certificate of the cluster.
+    pub tls: Arc<rustls::ClientConfig>,
+    /// The number in that certificate.
+    pub raft_id: u64,
+}
+
+impl Stranger {
+    /// Asks whoever listens at the address.
+    pub async fn ask(&self, address: &str, operation: &Operation) -> anyhow::Result<Value> {
+        let question = Bytes::from(serde_json::to_vec(operation)?);
+        let (tls, from) = (Arc::clone(&self.tls), Some(self.raft_id));
+        let answer = call_once(tls, from, address, OPERATE_PATH, question).await;
+        let (status, body) =
+            answer.with_context(|| format!("the node at {address} does not answer"))?;
+        if status != 200 {
+            bail!("the node at {address} refused: {}", String::from_utf8_lossy(&body));
+        }
+        Ok(serde_json::from_slice(&body)?)
+    }
+
+    /// A token for one join.
+    pub async fn token(&self, address: &str) -> anyhow::Result<Token> {
+        let answer = self.ask(address, &Operation::Token).await?;
+        answer["token"].as_str().context("no token in the answer")?.parse()
     }
 }
 

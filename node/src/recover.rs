@@ -4,6 +4,7 @@
 //! both go on would each be right, and never one again.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -88,9 +89,9 @@ pub async fn run(arguments: Recover) -> anyhow::Result<ExitCode> {
     }
     let own = folders[0].identity.clone();
     same_cluster(&folders)?;
-    let groups = choose(&folders).await?;
-    let newest = groups.first().map_or(0, |first| first.folder);
-    let directory = folders[newest].files.directory().await?;
+    let replicas = read(&folders).await?;
+    let directory = newest(&folders, &replicas).directory().await?;
+    let groups = choose(&folders, replicas, &directory)?;
     let others = others(&directory, own.node_id)?;
     nobody_answers(&arguments.data, &own, &others).await?;
     describe(&own, &groups, &folders);
@@ -131,30 +132,49 @@ fn same_cluster(folders: &[Folder]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of every group the newest replica; all of them must be somewhere.
-async fn choose(folders: &[Folder]) -> anyhow::Result<Vec<Choice>> {
-    let (mut chosen, mut missing) = (vec![], vec![]);
-    let shards = folders[0].identity.shards;
-    let plan = plan(folders, shards).await?;
-    for group in 0..=shards {
-        let mut best: Option<Choice> = None;
-        for (folder, one) in folders.iter().enumerate() {
-            let found = one.files.group(group).await?;
-            let raft_id = one.identity.raft_id;
-            // One that was taken out of a group does not hear of it: the plan tells.
-            let is_current = group == 0 || plan[usize::from(group) - 1].contains(&raft_id);
-            let is_newer =
-                best.as_ref().is_none_or(|best| found.last.map(order) > best.found.last.map(order));
-            if is_current && found.has(raft_id) && is_newer {
-                best = Some(Choice { group, folder, found });
-            }
+/// What every folder has of every group, the directory first.
+async fn read(folders: &[Folder]) -> anyhow::Result<Vec<Vec<Found>>> {
+    let mut groups = vec![];
+    for group in 0..=folders[0].identity.shards {
+        let mut replicas = vec![];
+        for folder in folders {
+            replicas.push(folder.files.group(group).await?);
         }
-        match best {
-            Some(best) => chosen.push(best),
-            None => missing.push(match group.checked_sub(1) {
-                None => "the directory".to_owned(),
-                Some(shard) => format!("shard {shard}"),
-            }),
+        groups.push(replicas);
+    }
+    Ok(groups)
+}
+
+/// The files with the newest directory.
+fn newest<'f>(folders: &'f [Folder], replicas: &[Vec<Found>]) -> &'f Files {
+    let directories = folders.iter().zip(&replicas[0]);
+    let newest = directories.max_by_key(|(_, found)| found.last.map(order));
+    &newest.unwrap_or((&folders[0], &replicas[0][0])).0.files
+}
+
+/// Of every group the newest replica; all of them must be somewhere.
+fn choose(
+    folders: &[Folder],
+    replicas: Vec<Vec<Found>>,
+    directory: &Directory,
+) -> anyhow::Result<Vec<Choice>> {
+    let (mut chosen, mut missing) = (vec![], vec![]);
+    let shards = placement::shards(&placement::Spot::all(directory), folders[0].identity.shards);
+    // One that was taken out of a group does not hear of it: the plan tells.
+    let is_current = |group: u16, raft_id: u64| {
+        group
+            .checked_sub(1)
+            .is_none_or(|shard| shards[usize::from(shard)].voters.contains(&raft_id))
+    };
+    for (group, found) in (0_u16..).zip(replicas) {
+        let all = found.into_iter().enumerate();
+        let usable = all.filter(|(folder, found)| {
+            let raft_id = folders[*folder].identity.raft_id;
+            is_current(group, raft_id) && found.has(raft_id)
+        });
+        match usable.max_by_key(|(folder, found)| (found.last.map(order), Reverse(*folder))) {
+            Some((folder, found)) => chosen.push(Choice { group, folder, found }),
+            None => missing.push(name(group)),
         }
     }
     ensure!(
@@ -169,18 +189,9 @@ fn order(id: cluster::raft::types::LogId) -> (u64, u64) {
     (id.committed_leader_id().term, id.index)
 }
 
-/// Which nodes should have a replica of each shard, as the newest directory tells.
-async fn plan(
-    folders: &[Folder],
-    shards: u16,
-) -> anyhow::Result<Vec<std::collections::BTreeSet<u64>>> {
-    let mut newest = (None, 0);
-    for (place, folder) in folders.iter().enumerate() {
-        newest = newest.max((folder.files.group(0).await?.last.map(order), place));
-    }
-    let directory = folders[newest.1].files.directory().await?;
-    let spots = placement::Spot::all(&directory);
-    Ok(placement::shards(&spots, shards).into_iter().map(|wanted| wanted.voters).collect())
+fn name(group: u16) -> String {
+    let shard = group.checked_sub(1);
+    shard.map_or_else(|| "the directory".to_owned(), |shard| format!("shard {shard}"))
 }
 
 /// All other nodes that belong to the cluster.
@@ -236,17 +247,14 @@ async fn nobody_answers(
 fn describe(own: &NodeIdentity, groups: &[Choice], folders: &[Folder]) {
     say(&format!("{} would go on alone with:", own.node_id));
     for choice in groups {
-        let name = match choice.group.checked_sub(1) {
-            None => "directory".to_owned(),
-            Some(shard) => format!("shard {shard}"),
-        };
+        let name = name(choice.group);
         let (term, index) = choice.found.last.map(order).unwrap_or_default();
         let voters = choice.found.voters().len();
         let whose = match choice.folder {
             0 => String::new(),
             other => format!(", from {}", folders[other].identity.node_id),
         };
-        say(&format!("  {name:<10} entry {index} of term {term}, one of {voters} voters{whose}"));
+        say(&format!("  {name:<13} entry {index} of term {term}, one of {voters} voters{whose}"));
     }
 }
 

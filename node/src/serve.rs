@@ -117,7 +117,8 @@ pub async fn found(data: &Path, config: &Config) -> anyhow::Result<FirstSecrets>
     secrets.context("the folder was just made")
 }
 
-fn secrets_line(secrets: &FirstSecrets) -> serde_json::Value {
+/// What is shown once, for programs.
+pub fn secrets_line(secrets: &FirstSecrets) -> serde_json::Value {
     json!({
         "email": OWNER_EMAIL,
         "password": secrets.password,

@@ -5,6 +5,7 @@ mod cluster;
 mod customer;
 pub mod engine;
 pub mod load;
+mod names;
 mod network;
 mod node;
 pub mod peers;
@@ -13,7 +14,8 @@ pub mod source;
 
 pub use cluster::{Cluster, Member};
 pub use customer::{Answer, Customer, eventually};
-pub use network::Network;
+pub use names::{Answers, NameServer};
+pub use network::{NAME_SERVER, Network, Setup};
 pub use node::Node;
 pub use receiver::{Got, Receiver};
 

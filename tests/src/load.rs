@@ -63,6 +63,15 @@ pub fn resident_mib(pid: u32) -> u64 {
         / 1024
 }
 
+/// What a process has used of processors, in milliseconds.
+pub fn cpu_millis(pid: u32) -> u32 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The program's name may have spaces; fields are counted behind it (proc(5)).
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let ticks: u32 = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+    ticks * 10
+}
+
 /// One write and one fdatasync after the other, on the disk that the node uses.
 pub fn syncs_per_second(folder: &Path) -> f64 {
     let mut file = fs::File::create(folder.join("sync-yardstick")).expect("a file");

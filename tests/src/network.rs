@@ -2,12 +2,15 @@
 //! all on one bridge. What one hears of another can be cut, in one direction too.
 
 use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::fd::AsFd as _,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU8, Ordering::Relaxed},
     time::Duration,
 };
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -20,10 +23,23 @@ use crate::{
 /// The third part of the next network's addresses.
 static NETWORKS: AtomicU8 = AtomicU8::new(1);
 
+/// What is special about a network.
+#[derive(Default)]
+pub struct Setup {
+    /// Settings of its nodes.
+    pub settings: Vec<(String, String)>,
+    /// Nodes have addresses that look public, and are known by names alone.
+    pub is_public: bool,
+}
+
+/// Where names are looked up in the namespaces: whoever wants to can answer there.
+pub const NAME_SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+
 /// A running cluster; it and its network end with its value.
 pub struct Network {
     number: u8,
     data: TempDir,
+    setup: Setup,
     nodes: Vec<Option<Child>>,
     live_key: String,
     _room: Room,
@@ -37,16 +53,22 @@ fn ip(words: &[&str]) -> bool {
 impl Network {
     /// So many nodes; `None` where this machine lets nobody make networks.
     pub fn of(nodes: u8) -> Option<Self> {
+        Self::with(nodes, Setup::default())
+    }
+
+    /// The same with something special.
+    pub fn with(nodes: u8, setup: Setup) -> Option<Self> {
         let number = NETWORKS.fetch_add(1, Relaxed);
         let data = tempfile::tempdir().expect("a temporary folder");
         let (live_key, room) = (String::new(), Room::all());
-        let mut this = Self { number, data, nodes: vec![], live_key, _room: room };
+        let mut this = Self { number, data, setup, nodes: vec![], live_key, _room: room };
         if !this.make_bridge() || !(0..nodes).all(|node| this.make_namespace(node)) {
             return None;
         }
         std::fs::write(this.data.path().join("secret"), "0123456789abcdef".repeat(4))
             .expect("written");
         this.nodes = (0..nodes).map(|_| None).collect();
+        this.write_hosts();
         let starting: Vec<Child> = (0..usize::from(nodes)).map(|node| this.serve(node)).collect();
         for (node, mut child) in starting.into_iter().enumerate() {
             crate::cluster::first_line(&mut child);
@@ -66,12 +88,61 @@ impl Network {
         format!("{}-{node}", self.bridge())
     }
 
-    fn address(&self, node: u8) -> String {
-        format!("10.197.{}.{}", self.number, node + 1)
+    /// A node's address.
+    pub fn address(&self, node: u8) -> String {
+        let net = if self.setup.is_public { "45.197" } else { "10.197" };
+        format!("{net}.{}.{}", self.number, node + 1)
+    }
+
+    /// What other nodes know a node by.
+    pub fn host(&self, node: u8) -> String {
+        if self.setup.is_public { format!("node-{node}.roost") } else { self.address(node) }
+    }
+
+    /// Files that `ip netns exec` puts in the place of those in /etc.
+    fn own_files(&self, node: u8) -> PathBuf {
+        PathBuf::from("/etc/netns").join(self.namespace(node))
+    }
+
+    fn write_hosts(&self) {
+        let names = |node| format!("{} {}\n", self.address(node), self.host(node));
+        let hosts: String = (0..self.len()).map(names).collect();
+        for node in 0..self.len() {
+            let folder = self.own_files(node);
+            std::fs::create_dir_all(&folder).expect("a folder in /etc/netns");
+            std::fs::write(folder.join("hosts"), format!("127.0.0.1 localhost\n{hosts}"))
+                .expect("written");
+            let server = NAME_SERVER.ip();
+            let resolver = format!("nameserver {server}\noptions timeout:1 attempts:1\n");
+            std::fs::write(folder.join("resolv.conf"), resolver).expect("written");
+        }
+    }
+
+    /// Does something as if on a node's machine: what is bound there stays there.
+    pub fn on<T: Send>(&self, node: u8, what: impl FnOnce() -> T + Send) -> T {
+        let namespace = PathBuf::from("/run/netns").join(self.namespace(node));
+        let enter = move || {
+            let file = std::fs::File::open(namespace).expect("the namespace");
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(file.as_fd(), kind).expect("it can be entered");
+            what()
+        };
+        // A thread of its own: it does not come back.
+        std::thread::scope(|scope| scope.spawn(enter).join().expect("it is done"))
+    }
+
+    /// On a node's machine, every address there is leads to that machine itself, but for those of its
+    /// neighbours.
+    pub fn swallow_all(&self, node: u8) {
+        let name = self.namespace(node);
+        for family in ["-4", "-6"] {
+            let route = ["route", "add", "local", "default", "dev", "lo", "table", "main"];
+            assert!(ip(&[&[family, "-n", &name][..], &route].concat()), "a route for everything");
+        }
     }
 
     fn make_bridge(&self) -> bool {
-        let (bridge, own) = (self.bridge(), format!("10.197.{}.254/24", self.number));
+        let (bridge, own) = (self.bridge(), format!("{}/24", self.address(253)));
         ip(&["link", "add", &bridge, "type", "bridge"])
             && ip(&["addr", "add", &own, "dev", &bridge])
             && ip(&["link", "set", &bridge, "up"])
@@ -107,7 +178,7 @@ impl Network {
     fn serve(&self, node: usize) -> Child {
         let place = u8::try_from(node).expect("few nodes");
         let peers = 0..self.len();
-        let members: Vec<String> = peers.map(|one| format!("{}:8444", self.address(one))).collect();
+        let members: Vec<String> = peers.map(|one| format!("{}:8444", self.host(one))).collect();
         let own = self.address(place);
         Command::new("ip")
             .args(["netns", "exec", &self.namespace(place)])
@@ -118,8 +189,10 @@ impl Network {
             .arg(self.data.path().join("secret"))
             .arg("--data")
             .arg(self.folder(node))
-            .env("ROOST_CLUSTER__ADVERTISE", format!("{own}:8444"))
+            .env("ROOST_CLUSTER__ADVERTISE", format!("{}:8444", self.host(place)))
+            .env("ROOST_HTTP__NAMES", format!("[\"{own}\"]"))
             .envs(QUICK.iter().copied())
+            .envs(self.setup.settings.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()
@@ -220,6 +293,7 @@ impl Drop for Network {
         }
         for node in 0..u8::try_from(self.nodes.len()).unwrap_or(u8::MAX).max(8) {
             ip(&["netns", "del", &self.namespace(node)]);
+            let _ = std::fs::remove_dir_all(self.own_files(node));
         }
         self.pass("-D");
         ip(&["link", "del", &self.bridge()]);

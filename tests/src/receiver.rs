@@ -1,11 +1,12 @@
 //! Somebody who receives webhooks over HTTPS, behaves as the path says, and keeps what came.
 //!
-//! `/ok` answers 200, `/fail/N` fails the first N attempts of each event, `/gone` answers 410, `/hang`
-//! never answers, `/redirect` sends elsewhere, `/reset` closes the connection half-way.
+//! `/ok` answers 200, `/once` does and closes the connection, `/slow` does after a while, `/fail/N` fails the first N attempts of each event, `/gone`
+//! answers 410, `/hang` never answers, `/redirect` sends elsewhere, `/half` ends in the middle of an answer,
+//! `/reset` resets the connection. What follows a `?` says nothing.
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering::Relaxed},
     time::Duration,
@@ -27,6 +28,9 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::eventually;
+
+/// How long `/slow` takes.
+const SLOW: Duration = Duration::from_millis(200);
 
 /// One request that came.
 #[derive(Clone, Debug)]
@@ -71,8 +75,10 @@ impl Got {
 #[derive(Default)]
 struct Seen {
     got: Mutex<Vec<Got>>,
+    counts: Mutex<HashMap<String, usize>>,
     attempts: Mutex<HashMap<String, usize>>,
     connections: AtomicUsize,
+    called_at: Mutex<Vec<IpAddr>>,
 }
 
 /// The receiver; it ends with its value.
@@ -80,12 +86,13 @@ pub struct Receiver {
     address: SocketAddr,
     seen: Arc<Seen>,
     folder: TempDir,
-    task: tokio::task::JoinHandle<()>,
+    acceptor: TlsAcceptor,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
@@ -96,25 +103,50 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Receiver {
     /// Listens on this machine, with a certificate of an authority of its own.
     pub async fn start() -> Self {
+        let mut this = Self::prepared(&["localhost", "127.0.0.1"]);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        this.listen(listener);
+        this
+    }
+
+    /// One with a certificate for these names, that does not listen yet.
+    pub fn prepared(names: &[&str]) -> Self {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
         let folder = tempfile::tempdir().expect("a folder");
-        let acceptor = certified(&folder);
-        let seen = Arc::new(Seen::default());
-        let own = Arc::clone(&seen);
-        let task = tokio::spawn(async move {
+        let acceptor = certified(&folder, names);
+        let address = SocketAddr::from(([0, 0, 0, 0], 0));
+        Self { address, seen: Arc::default(), folder, acceptor, tasks: vec![] }
+    }
+
+    /// From now on it listens there, too.
+    pub fn listen(&mut self, listener: std::net::TcpListener) {
+        self.address = listener.local_addr().expect("an address");
+        listener.set_nonblocking(true).expect("it is a socket");
+        let listener = TcpListener::from_std(listener).expect("a runtime");
+        let (acceptor, own) = (self.acceptor.clone(), Arc::clone(&self.seen));
+        self.tasks.push(tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 own.connections.fetch_add(1, Relaxed);
+                let here = stream.local_addr().expect("it is connected").ip().to_canonical();
+                lock(&own.called_at).push(here);
                 tokio::spawn(serve(acceptor.clone(), stream, Arc::clone(&own)));
             }
-        });
-        Self { address, seen, folder, task }
+        }));
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// The addresses at which it was called, connection by connection.
+    pub fn called_at(&self) -> Vec<IpAddr> {
+        lock(&self.seen.called_at).clone()
     }
 
     /// An address of it.
     pub fn url(&self, path: &str) -> String {
-        format!("https://localhost:{}{path}", self.address.port())
+        format!("https://localhost:{}{path}", self.port())
     }
 
     /// The file of its authority.
@@ -135,6 +167,11 @@ impl Receiver {
     /// What came so far.
     pub fn got(&self) -> Vec<Got> {
         lock(&self.seen.got).clone()
+    }
+
+    /// How many requests came to a path.
+    pub fn count(&self, path: &str) -> usize {
+        lock(&self.seen.counts).get(path).copied().unwrap_or(0)
     }
 
     /// How many connections were made.
@@ -159,14 +196,14 @@ impl Receiver {
     }
 }
 
-fn certified(folder: &TempDir) -> TlsAcceptor {
+fn certified(folder: &TempDir, names: &[&str]) -> TlsAcceptor {
     let (ca_key, key) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
     let mut ca = CertificateParams::new(vec![]).expect("parameters");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = ca.self_signed(&ca_key).expect("an authority");
     std::fs::write(folder.path().join("ca.pem"), authority.pem()).expect("it is written");
     let issuer = Issuer::from_params(&ca, &ca_key);
-    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let own = CertificateParams::new(names).expect("names").signed_by(&key, &issuer);
     let own = own.expect("a certificate");
     let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
@@ -190,13 +227,21 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, seen: Arc<Seen>) {
         };
         let path = got.path.clone();
         lock(&seen.got).push(got);
-        let status = match path.as_str() {
+        *lock(&seen.counts).entry(path.clone()).or_default() += 1;
+        let is_last = path.starts_with("/once");
+        let status = match path.split('?').next().unwrap_or_default() {
+            "/once" => "200 OK\r\nconnection: close",
             "/gone" => "410 Gone",
             "/redirect" => "302 Found\r\nlocation: /ok",
             "/hang" => return tokio::time::sleep(Duration::from_secs(60)).await,
-            "/reset" => {
+            "/half" => {
                 let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await;
                 return;
+            }
+            "/reset" => return reset(&stream),
+            "/slow" => {
+                tokio::time::sleep(SLOW).await;
+                "200 OK"
             }
             path => match path.strip_prefix("/fail/").and_then(|n| n.parse::<usize>().ok()) {
                 Some(failures) if attempt <= failures => "500 Internal Server Error",
@@ -204,10 +249,16 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, seen: Arc<Seen>) {
             },
         };
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 4\r\n\r\nsure");
-        if stream.write_all(answer.as_bytes()).await.is_err() {
+        if stream.write_all(answer.as_bytes()).await.is_err() || is_last {
+            let _ = stream.shutdown().await;
             return;
         }
     }
+}
+
+/// Ends a connection with a reset instead of a word.
+fn reset(stream: &Stream) {
+    let _ = rustix::net::sockopt::set_socket_linger(stream.get_ref().0, Some(Duration::ZERO));
 }
 
 /// A request with a `Content-Length`, which ours have.

@@ -282,6 +282,16 @@ fn event(number: u128) -> Occurrence {
 }
 
 fn tried(id: DeliveryId, seconds: u64, status: u16, next_at: Option<Timestamp>) -> S {
+    tried_as_asked(id, seconds, status, next_at, 0)
+}
+
+fn tried_as_asked(
+    id: DeliveryId,
+    seconds: u64,
+    status: u16,
+    next_at: Option<Timestamp>,
+    asked: u32,
+) -> S {
     let attempt = Attempt {
         at: at(seconds),
         status_code: Some(status),
@@ -291,7 +301,7 @@ fn tried(id: DeliveryId, seconds: u64, status: u16, next_at: Option<Timestamp>) 
         node_id: NodeId(1),
         cause: Cause::Schedule,
     };
-    S::NoteAttempts(vec![Tried { webhook: HOOK, id, attempt, next_at, is_gone: false }])
+    S::NoteAttempts(vec![Tried { webhook: HOOK, id, attempt, asked, next_at, is_gone: false }])
 }
 
 #[test]
@@ -327,7 +337,14 @@ fn an_event_is_in_line_once_and_an_attempt_is_counted_once() {
     let again = S::Redeliver { webhook: HOOK, ids: vec![first], cause: Cause::Manual };
     let day = 86_400;
     play(&mut state, again, 20 * day).expect("again");
+    // One that was under way does not count as what was asked for.
     play(&mut state, tried(first, 20 * day, 200, None), 20 * day).expect("noted");
+    let row = state.delivery(HOOK, first).expect("it is there");
+    assert_eq!((row.status, row.next_at), (Status::Pending, Some(at(20 * day))));
+    assert_eq!(row.cause, Cause::Manual);
+    play(&mut state, tried_as_asked(first, 20 * day + 1, 200, None, 1), 20 * day + 1)
+        .expect("noted");
+    assert_eq!(state.delivery(HOOK, first).expect("it is there").status, Status::Succeeded);
     play(&mut state, S::Sweep, 31 * day).expect("swept");
     assert!(state.delivery(HOOK, first).is_some());
     play(&mut state, S::Sweep, 51 * day).expect("swept");

@@ -14,12 +14,15 @@ use domain::{
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{Answered, Service, ServiceError};
+use super::{
+    Answered, Service, ServiceError,
+    walk::{TooLong, walk},
+};
 use crate::{
     ask::{self, Ask, Told},
     invocation,
     job::attempt,
-    ports::Ledger,
+    ports::{Ledger, ProposeError},
     root::Thing,
 };
 
@@ -105,10 +108,6 @@ impl Drop for Parked<'_> {
     }
 }
 
-/// Rows read under one lock, and rows read for one page at all.
-const ROWS_PER_LOCK: usize = 256;
-const ROWS_PER_LIST: usize = 200_000;
-
 /// Each once, so many.
 fn in_order(mut found: Vec<Arc<Job>>, order: Order, limit: usize) -> Vec<Arc<Job>> {
     found.sort_by_key(|job| job.id);
@@ -126,7 +125,7 @@ type Pick = fn(&Shard) -> &Table<JobId, Job>;
 /// once.
 const TABLES: [Pick; 2] = [|state| &state.jobs, |state| &state.finished];
 
-/// The jobs of one table that fit, at most `limit`; between stretches the log may be applied.
+/// The jobs of one table that fit, at most `limit`.
 fn walk_table(
     ledger: &dyn Ledger,
     shard: u16,
@@ -135,27 +134,15 @@ fn walk_table(
     order: Order,
     limit: usize,
     takes: impl Fn(&Job) -> bool,
-) -> Vec<Arc<Job>> {
-    let (mut found, mut cursor, mut budget) = (vec![], from, ROWS_PER_LIST);
-    loop {
-        let (before, mut seen) = (cursor, 0);
-        {
-            let state = ledger.shard(shard).read();
-            table(&state).walk(before.as_ref(), order, |id, job| {
-                cursor = Some(*id);
-                seen += 1;
-                if takes(&job) {
-                    found.push(job);
-                }
-                let enough = found.len() >= limit || seen >= ROWS_PER_LOCK;
-                if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
+) -> Result<Vec<Arc<Job>>, TooLong> {
+    let mut found = vec![];
+    walk(ledger, shard, table, from, order, |_, job| {
+        if takes(&job) {
+            found.push(job);
         }
-        budget = budget.saturating_sub(seen);
-        if found.len() >= limit || seen < ROWS_PER_LOCK || budget == 0 {
-            return found;
-        }
-    }
+        if found.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok(found)
 }
 
 impl Service {
@@ -380,6 +367,7 @@ impl Service {
             let ask = Ask::Jobs { shards, tenant, filter, from, ascending, limit };
             match self.world.ask_node(node, ask, ask::ANSWER_WITHIN * 2).await {
                 Ok(Told::Jobs(jobs)) => found.extend(jobs.into_iter().map(Arc::new)),
+                Ok(Told::TooLong) => return Err(ServiceError::TooLong),
                 Ok(_) | Err(_) => return Err(ServiceError::Elsewhere),
             }
         }
@@ -403,12 +391,13 @@ impl Service {
             for shard in shards {
                 let takes = |job: &Job| job.tenant == tenant && filter.takes(job);
                 for table in TABLES {
-                    found.extend(walk_table(&*ledger, shard, table, from, order, limit, takes));
+                    found.extend(walk_table(&*ledger, shard, table, from, order, limit, takes)?);
                 }
             }
-            in_order(found, order, limit)
+            Ok(in_order(found, order, limit))
         });
-        found.await.map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))
+        let found = found.await.map_err(|_| ServiceError::Ledger(ProposeError::Unavailable))?;
+        found.map_err(|TooLong| ServiceError::TooLong)
     }
 
     /// Asks for a job's end.

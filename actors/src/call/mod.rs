@@ -10,6 +10,7 @@ mod observe;
 mod records;
 mod sessions;
 pub mod uploads;
+mod walk;
 mod webhooks;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use invoke::{Finished, Invoked};
 pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
 pub use observe::{AgentFigures, MetricsRange};
 pub use records::{AuditWanted, DeliveriesWanted, EventsWanted, Records, RecordsWanted};
+pub use webhooks::Recovery;
 
 use crate::{
     invocation::CallError,
@@ -61,6 +63,11 @@ pub enum ServiceError {
     /// A node that has what was asked for does not answer.
     #[error("the part of the cluster that has this does not answer; retry in a moment")]
     Elsewhere,
+    /// What fits lies behind too much that does not.
+    #[error(
+        "too many rows lie before the next that fit; ask for less with since and until, or for more with fewer filters"
+    )]
+    TooLong,
     /// Bytes that were kept can't be read.
     #[error(transparent)]
     Payload(#[from] PayloadError),

@@ -1,7 +1,7 @@
 //! What shards keep for reading: pages of history, each from the one shard that has it, wherever that
 //! is. A page holds what was acknowledged before it was asked for, unless the caller takes a stale one.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
 use domain::{
     AuditId, DeliveryId, EventId, OrgId, SessionId, Timestamp, WebhookId,
@@ -9,16 +9,19 @@ use domain::{
     audit::Audited,
     outbox::{Kind, Occurrence, is_selected},
     shard::Shard,
-    table::Order,
+    table::{Order, Table},
     webhook::delivery::{Delivery, HookState, Status},
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Service, ServiceError};
-use crate::ask::{self, Ask, Told};
-
-/// Rows looked at for one page at most; a filter that fits none of them gives a short page.
-const LOOKED_AT_MAX: usize = 200_000;
+use super::{
+    Service, ServiceError,
+    walk::{TooLong, walk},
+};
+use crate::{
+    ask::{self, Ask, Told},
+    ports::{Ledger, ProposeError},
+};
 
 /// A page of the audit log, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -118,8 +121,8 @@ impl EventsWanted {
             && self.until.is_none_or(|until| row.at < until)
     }
 
-    fn read(&self, state: &Shard) -> Vec<Occurrence> {
-        let (mut found, mut looked_at) = (vec![], 0);
+    fn read(&self, ledger: &dyn Ledger, shard: u16) -> Result<Vec<Occurrence>, TooLong> {
+        let mut found = vec![];
         let org = self.tenant.org.0;
         let end = if self.ascending { 0 } else { u128::MAX };
         // Ids are made of the time: a walk may begin where the window does.
@@ -129,25 +132,28 @@ impl EventsWanted {
             _ => end,
         };
         let from = (org, self.from.unwrap_or(EventId(edge)));
-        state.events.walk(Some(&from), Order::ascending(self.ascending), |key, row| {
-            looked_at += 1;
-            let is_past = match self.ascending {
-                true => self.until.is_some_and(|until| row.at >= until),
-                false => self.since.is_some_and(|since| row.at < since),
-            };
-            if key.0 != org || is_past || looked_at > LOOKED_AT_MAX {
-                return ControlFlow::Break(());
-            }
-            if self.takes(&row) {
-                found.push(Occurrence::clone(&row));
-            }
-            if found.len() == self.limit {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        });
-        found
+        let order = Order::ascending(self.ascending);
+        walk(
+            ledger,
+            shard,
+            |state| &state.events,
+            Some(from),
+            order,
+            |key, row| {
+                let is_past = match self.ascending {
+                    true => self.until.is_some_and(|until| row.at >= until),
+                    false => self.since.is_some_and(|since| row.at < since),
+                };
+                if key.0 != org || is_past {
+                    return ControlFlow::Break(());
+                }
+                if self.takes(&row) {
+                    found.push(Occurrence::clone(&row));
+                }
+                go_on(found.len() < self.limit)
+            },
+        )?;
+        Ok(found)
     }
 }
 
@@ -159,32 +165,32 @@ impl DeliveriesWanted {
             && self.until.is_none_or(|until| row.event.at < until)
     }
 
-    fn read(&self, state: &Shard) -> Vec<Delivery> {
+    fn read(&self, ledger: &dyn Ledger, shard: u16) -> Result<Vec<Delivery>, TooLong> {
         // Ids are made of the event's time: the walk begins where the window ends.
         let end = self.until.map_or(DeliveryId(u128::MAX), |until| DeliveryId::new(until, 0));
         let from = (self.webhook.0, self.before.map_or(end, |before| before.min(end)));
-        let mut found = vec![];
-        for table in [&state.deliveries, &state.delivered] {
-            let (mut taken, mut looked_at) = (0, 0);
-            table.walk(Some(&from), Order::Descending, |key, row| {
-                looked_at += 1;
+        let mut found = BTreeMap::new();
+        // One that is sent again meanwhile goes back: the first table is looked at twice.
+        let on_their_way: Pick = |state| &state.deliveries;
+        for table in [on_their_way, |state| &state.delivered, on_their_way] {
+            let mut taken = 0;
+            walk(ledger, shard, table, Some(from), Order::Descending, |key, row| {
                 let is_past = self.since.is_some_and(|since| row.event.at < since);
-                let is_over = key.0 != self.webhook.0 || is_past || taken == self.limit;
-                if is_over || looked_at > LOOKED_AT_MAX {
+                if key.0 != self.webhook.0 || is_past {
                     return ControlFlow::Break(());
                 }
                 if self.takes(&row) {
                     taken += 1;
-                    found.push(Delivery::clone(&row));
+                    found.insert(Reverse(row.id), Delivery::clone(&row));
                 }
-                ControlFlow::Continue(())
-            });
+                go_on(taken < self.limit)
+            })?;
         }
-        found.sort_by_key(|row| std::cmp::Reverse(row.id));
-        found.truncate(self.limit);
-        found
+        Ok(found.into_values().take(self.limit).collect())
     }
 }
+
+type Pick = fn(&Shard) -> &Table<(u128, DeliveryId), Delivery>;
 
 /// Records.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -211,48 +217,54 @@ impl AuditWanted {
             && self.until.is_none_or(|until| row.at < until)
     }
 
-    fn read(&self, state: &Shard) -> Vec<Audited> {
-        let (mut found, mut looked_at) = (vec![], 0);
+    fn read(&self, ledger: &dyn Ledger, shard: u16) -> Result<Vec<Audited>, TooLong> {
+        let mut found = vec![];
         let from = (self.org.0, self.before.unwrap_or(AuditId(u128::MAX)));
-        state.audit.walk(Some(&from), Order::Descending, |(org, _), row| {
-            looked_at += 1;
-            let is_over = *org != self.org.0 || self.since.is_some_and(|since| row.at < since);
-            if is_over || looked_at > LOOKED_AT_MAX {
-                return ControlFlow::Break(());
-            }
-            if self.takes(&row) {
-                found.push(Audited::clone(&row));
-            }
-            if found.len() == self.limit {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        });
-        found
+        walk(
+            ledger,
+            shard,
+            |state| &state.audit,
+            Some(from),
+            Order::Descending,
+            |key, row| {
+                if key.0 != self.org.0 || self.since.is_some_and(|since| row.at < since) {
+                    return ControlFlow::Break(());
+                }
+                if self.takes(&row) {
+                    found.push(Audited::clone(&row));
+                }
+                go_on(found.len() < self.limit)
+            },
+        )?;
+        Ok(found)
     }
 }
 
+fn go_on(is_wanted: bool) -> ControlFlow<()> {
+    if is_wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
 impl RecordsWanted {
-    fn read(&self, state: &Shard, at: Timestamp) -> Records {
-        match self {
-            Self::Audit(wanted) => Records::Audit(wanted.read(state)),
-            Self::Events(wanted) => Records::Events(wanted.read(state)),
+    fn read(&self, ledger: &dyn Ledger, shard: u16, at: Timestamp) -> Result<Records, TooLong> {
+        let state = || ledger.shard(shard).read();
+        Ok(match self {
+            Self::Audit(wanted) => Records::Audit(wanted.read(ledger, shard)?),
+            Self::Events(wanted) => Records::Events(wanted.read(ledger, shard)?),
             Self::Event { tenant, id } => {
-                let row = state.events.get(&(tenant.org.0, *id));
+                let row = state().events.get(&(tenant.org.0, *id));
                 let row = row.filter(|row| row.tenant == *tenant);
                 Records::Events(row.iter().map(|row| Occurrence::clone(row)).collect())
             }
-            Self::Deliveries(wanted) => Records::Deliveries(wanted.read(state)),
+            Self::Deliveries(wanted) => Records::Deliveries(wanted.read(ledger, shard)?),
             Self::Delivery { webhook, id } => {
-                let row = state.delivery(*webhook, *id);
+                let row = state().delivery(*webhook, *id);
                 Records::Deliveries(row.iter().map(|row| Delivery::clone(row)).collect())
             }
-            Self::Hook(id) => Records::Hook(Box::new(state.hook(*id))),
+            Self::Hook(id) => Records::Hook(Box::new(state().hook(*id))),
             Self::Session(id) => {
-                Records::Session(state.session(*id, at).map(|row| Box::new(Session::clone(&row))))
+                Records::Session(state().session(*id, at).map(|row| Box::new(Session::clone(&row))))
             }
-        }
+        })
     }
 }
 
@@ -268,6 +280,9 @@ impl Service {
         }
         let ask = Ask::Records { shard, wanted };
         let told = self.ask_owner(shard, ask, ask::ANSWER_WITHIN).await?;
+        if let Told::TooLong = told {
+            return Err(ServiceError::TooLong);
+        }
         let Told::Records(records) = told else { return Err(ServiceError::Elsewhere) };
         Ok(records)
     }
@@ -282,8 +297,9 @@ impl Service {
         self.freshen_shard(shard).await?;
         let now = self.world.now();
         // History is read from disk, so this leaves the runtime's threads alone.
-        let read = move || wanted.read(&ledger.shard(shard).read(), now);
+        let read = move || wanted.read(&*ledger, shard, now);
         let found = tokio::task::spawn_blocking(read).await;
-        found.map_err(|_| ServiceError::Ledger(crate::ports::ProposeError::Unavailable))
+        let found = found.map_err(|_| ServiceError::Ledger(ProposeError::Unavailable))?;
+        found.map_err(|TooLong| ServiceError::TooLong)
     }
 }

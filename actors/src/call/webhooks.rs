@@ -15,10 +15,19 @@ use domain::{
 
 use super::{DeliveriesWanted, EventsWanted, Records, RecordsWanted, Service, ServiceError};
 
-/// Deliveries or events that one recovery takes at most.
+/// Deliveries that one recovery takes at most, and up to a page more.
 const RECOVERED_MAX: usize = 10_000;
 /// How many are asked for at once.
 const PAGE: usize = 500;
+
+/// What a recovery sends again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// How many deliveries.
+    pub deliveries: u64,
+    /// Whether the window has more: the same call takes them.
+    pub has_more: bool,
+}
 
 impl Service {
     fn hook_shard(&self, id: WebhookId) -> u16 {
@@ -112,8 +121,8 @@ impl Service {
         for event in &events {
             let id = delivery::id_of(event, webhook);
             match self.delivery(webhook, id).await {
-                Ok(row) if row.status != Status::Pending => again.push(id),
-                Ok(_) | Err(ServiceError::Rejected(_)) => {}
+                Ok(_) => again.push(id),
+                Err(ServiceError::Rejected(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -125,16 +134,16 @@ impl Service {
         self.at_hook(webhook, Command::Redeliver { webhook, ids: again, cause }).await
     }
 
-    /// Sends again what a webhook lacks of a time window; says how much that is. With `only_failed`
-    /// that is what failed; without it also what happened while it was off.
+    /// Sends again what a webhook lacks of a time window. With `only_failed` that is what failed;
+    /// without it also what happened while it was off.
     pub async fn recover(
         &self,
         hook: &Webhook,
         since: Timestamp,
         until: Timestamp,
         only_failed: bool,
-    ) -> Result<u64, ServiceError> {
-        let mut ids = vec![];
+    ) -> Result<Recovery, ServiceError> {
+        let (mut ids, mut has_more) = (vec![], false);
         for status in [Status::Failed, Status::Exhausted] {
             let mut from = None;
             while ids.len() < RECOVERED_MAX {
@@ -150,9 +159,9 @@ impl Service {
                     })
                     .await?;
                 from = page.last().map(|row| row.id);
-                let is_last = page.len() < PAGE;
+                has_more = page.len() == PAGE;
                 ids.extend(page.into_iter().map(|row| row.id));
-                if is_last {
+                if !has_more {
                     break;
                 }
             }
@@ -163,10 +172,11 @@ impl Service {
             self.at_hook(webhook, Command::Redeliver { webhook, ids, cause: Cause::Recover })
                 .await?;
         }
-        if only_failed {
-            return Ok(failed);
+        if only_failed || has_more {
+            return Ok(Recovery { deliveries: failed, has_more });
         }
-        Ok(failed + self.recover_unsent(hook, since, until).await?)
+        let unsent = self.recover_unsent(hook, since, until).await?;
+        Ok(Recovery { deliveries: failed + unsent.deliveries, ..unsent })
     }
 
     async fn recover_unsent(
@@ -174,9 +184,9 @@ impl Service {
         hook: &Webhook,
         since: Timestamp,
         until: Timestamp,
-    ) -> Result<u64, ServiceError> {
-        let (mut from, mut sent, mut looked_at) = (None, 0, 0);
-        while looked_at < RECOVERED_MAX {
+    ) -> Result<Recovery, ServiceError> {
+        let (mut from, mut sent) = (None, Recovery::default());
+        while sent.deliveries < RECOVERED_MAX as u64 {
             let wanted = EventsWanted {
                 tenant: hook.tenant,
                 kinds: hook.events.clone(),
@@ -188,8 +198,7 @@ impl Service {
             };
             let page = self.events(wanted).await?;
             from = page.last().map(|event| event.id);
-            looked_at += page.len();
-            let is_last = page.len() < PAGE;
+            sent.has_more = page.len() == PAGE;
             let mut new = vec![];
             for event in page {
                 let known = self.delivery(hook.id, delivery::id_of(&event, hook.id)).await;
@@ -197,9 +206,9 @@ impl Service {
                     new.push((hook.id, event));
                 }
             }
-            sent += new.len() as u64;
+            sent.deliveries += new.len() as u64;
             self.at_hook(hook.id, Command::Enqueue { wanted: new, cause: Cause::Recover }).await?;
-            if is_last {
+            if !sent.has_more {
                 break;
             }
         }
@@ -218,6 +227,7 @@ impl Service {
             tried: 0,
             next_at: None,
             cause: Cause::Manual,
+            asked: 0,
             created_at: self.world.now(),
         };
         let world = Arc::clone(&self.world);

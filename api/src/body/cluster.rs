@@ -15,7 +15,7 @@ pub struct ClusterBody {
     pub term: u64,
     /// Voters of the directory that must agree.
     pub quorum: u64,
-    /// Voters that may be lost without losing the service.
+    /// Nodes that may be lost at once, whichever they are, before some group can't go on.
     pub failure_tolerance: u64,
     /// Whether every member answers and every group has a leader.
     pub healthy: bool,
@@ -135,7 +135,7 @@ pub struct ShardBody {
 pub struct ClusterHealthBody {
     /// Whether every server is.
     pub healthy: bool,
-    /// Voters that may be lost without losing the service.
+    /// Nodes that may be lost at once, whichever they are, before some group can't go on.
     pub failure_tolerance: u64,
     /// The members.
     pub servers: Vec<ServerHealthBody>,

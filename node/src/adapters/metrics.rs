@@ -137,7 +137,7 @@ fn groups(registry: &mut Registry, views: &[GroupView]) {
     let [led, leads, term, last, applied]: [Gauges<OfGroup>; 5] = Default::default();
     let behind: Gauges<OfReplica> = Family::default();
     for view in views {
-        let group = view.shard.map_or_else(|| "directory".to_owned(), |shard| shard.to_string());
+        let group = view.name();
         let of = OfGroup { group: group.clone() };
         led.get_or_create(&of).set(i64::from(view.leader.is_some()));
         leads.get_or_create(&of).set(i64::from(!view.behind.is_empty()));

@@ -6,17 +6,17 @@
 //! the environment not used, and time and size are bounded.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use actors::ports::{Outbound, OutboundAnswer, OutboundError, OutboundRequest};
 use anyhow::Context as _;
 use cluster::RaftLedger;
-use domain::{account::IpRange, webhook::delivery::ANSWER_BYTES_MAX};
+use domain::{account::IpRange, node::NodeStatus, webhook::delivery::ANSWER_BYTES_MAX};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use reqwest::{
     Client, Url,
@@ -38,6 +38,10 @@ const PER_HOST: usize = 64;
 const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// Hosts remembered; more begin anew.
 const HOSTS_MAX: usize = 10_000;
+/// How long what the names of the cluster's own nodes mean is believed.
+const OWN_FOR: Duration = Duration::from_secs(30);
+/// How long looking up one of them may take.
+const OWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// Whether an address is public: one that everybody reaches alike (RFC 6890 and what came after).
 pub fn is_public(address: IpAddr) -> bool {
@@ -92,37 +96,87 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
+/// The addresses of the cluster's own nodes, by the hosts that they are known under.
+struct Own {
+    ledger: Arc<RaftLedger>,
+    known: tokio::sync::Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    at: Option<Instant>,
+    by_host: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl Own {
+    /// Whether a node of the cluster has this address.
+    async fn has(&self, address: IpAddr) -> bool {
+        let hosts = self.hosts();
+        let mut known = self.known.lock().await;
+        let is_fresh = known.at.is_some_and(|at| at.elapsed() < OWN_FOR);
+        if !is_fresh || !known.by_host.keys().eq(hosts.iter()) {
+            let found = futures::future::join_all(hosts.iter().map(|host| addresses_of(host)));
+            let mut old = std::mem::take(&mut known.by_host);
+            for (host, found) in hosts.iter().zip(found.await) {
+                // A name that has no answer now still means what it meant.
+                let found = found.or_else(|| old.remove(host)).unwrap_or_default();
+                known.by_host.insert(host.clone(), found);
+            }
+            known.at = Some(Instant::now());
+        }
+        let address = address.to_canonical();
+        known.by_host.values().flatten().any(|own| *own == address)
+    }
+
+    /// What the members of the cluster are reached under.
+    fn hosts(&self) -> BTreeSet<String> {
+        let directory = actors::ports::Ledger::directory(&*self.ledger).read();
+        let nodes = directory.nodes.rows();
+        let members = nodes.filter(|(_, node)| node.status != NodeStatus::Removed);
+        let hosts = members.flat_map(|(_, node)| {
+            let front = node.facts.base_url.strip_prefix("https://").unwrap_or_default();
+            [host_of(&node.facts.peer_address), host_of(front)]
+        });
+        hosts.filter(|host| !host.is_empty()).map(str::to_owned).collect()
+    }
+}
+
+/// The host of `host:port`.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_matches(['[', ']'])
+}
+
+async fn addresses_of(host: &str) -> Option<Vec<IpAddr>> {
+    if let Ok(literal) = host.parse::<IpAddr>() {
+        return Some(vec![literal.to_canonical()]);
+    }
+    let found = tokio::time::timeout(OWN_WITHIN, tokio::net::lookup_host((host, 0))).await;
+    let found = found.ok()?.ok()?;
+    Some(found.map(|one| one.ip().to_canonical()).collect())
+}
+
 /// What nothing is sent to.
 #[derive(Clone)]
 struct Guard {
     allowed: Vec<IpRange>,
-    ledger: Option<Arc<RaftLedger>>,
+    own: Option<Arc<Own>>,
 }
 
 impl Guard {
-    fn check(&self, address: IpAddr) -> Result<(), OutboundError> {
+    async fn check(&self, address: IpAddr) -> Result<(), OutboundError> {
         let is_allowed = self.allowed.iter().any(|range| range.contains(address));
-        if is_allowed || is_public(address) && !self.is_own(address) {
+        if is_allowed || is_public(address) && !self.is_own(address).await {
             return Ok(());
         }
         Err(OutboundError::Forbidden(address.to_string()))
     }
 
-    /// Whether a node of the cluster has this address.
-    fn is_own(&self, address: IpAddr) -> bool {
-        let Some(ledger) = &self.ledger else { return false };
-        let directory = actors::ports::Ledger::directory(&**ledger).read();
-        let mut nodes = directory.nodes.rows().map(|(_, node)| &node.facts);
-        let address = address.to_canonical();
-        nodes.any(|facts| {
-            let peer = facts.peer_address.rsplit_once(':').map(|(host, _)| host);
-            let front = facts.base_url.strip_prefix("https://").unwrap_or_default();
-            let front = front.rsplit_once(':').map_or(front, |(host, _)| host);
-            [peer.unwrap_or_default(), front].iter().any(|host| {
-                let host = host.trim_matches(['[', ']']);
-                host.parse::<IpAddr>().is_ok_and(|own| own.to_canonical() == address)
-            })
-        })
+    async fn is_own(&self, address: IpAddr) -> bool {
+        match &self.own {
+            Some(own) => own.has(address).await,
+            None => false,
+        }
     }
 }
 
@@ -137,8 +191,10 @@ impl Resolve for Guard {
                 return Err(OutboundError::Unresolved.into());
             }
             // One forbidden address spoils all: a name that has both is no accident.
-            let forbidden = || OutboundError::Forbidden(format!("of {}", name.as_str()));
-            found.iter().try_for_each(|one| guard.check(one.ip()).map_err(|_| forbidden()))?;
+            for one in &found {
+                let forbidden = |_| OutboundError::Forbidden(format!("of {}", name.as_str()));
+                guard.check(one.ip()).await.map_err(forbidden)?;
+            }
             Ok(Box::new(found.into_iter()) as Addrs)
         }
         .boxed()
@@ -159,7 +215,8 @@ impl HttpsOutbound {
         ca_bundle: Option<&Path>,
         ledger: Option<Arc<RaftLedger>>,
     ) -> anyhow::Result<Self> {
-        let guard = Guard { allowed, ledger };
+        let own = ledger.map(|ledger| Arc::new(Own { ledger, known: Default::default() }));
+        let guard = Guard { allowed, own };
         let builder = || {
             Client::builder()
                 .redirect(Policy::none())
@@ -203,7 +260,7 @@ impl HttpsOutbound {
         let host = url.host_str().unwrap_or_default().to_owned();
         // A literal address is never resolved, however oddly it was written: it is checked here.
         if let Ok(literal) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
-            self.guard.check(literal)?;
+            self.guard.check(literal).await?;
         }
         let turns = self.turns(&host);
         // Signatures are of a moment: a request that waits for long is not sent any more.

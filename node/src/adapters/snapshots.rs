@@ -15,7 +15,7 @@ use actors::{
 };
 use anyhow::Context as _;
 use cluster::RaftLedger;
-use domain::{SnapshotId, cloud::Provider, deployment::Image};
+use domain::{SnapshotId, cloud::Provider};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{Method, Request, StatusCode};
 use sha2::{Digest as _, Sha256};
@@ -142,7 +142,7 @@ impl Backups {
     async fn carry_out(&self, record: SnapshotRecord) {
         let id = record.id;
         match self.make(record.clone()).await {
-            Ok(_) => {
+            Ok(()) => {
                 self.unready().remove(&id);
             }
             Err(error) => {
@@ -158,7 +158,8 @@ impl Backups {
         }
     }
 
-    async fn make(&self, mut record: SnapshotRecord) -> anyhow::Result<SnapshotRecord> {
+    async fn make(&self, mut record: SnapshotRecord) -> anyhow::Result<()> {
+        let world = self.world.get().and_then(Weak::upgrade).context("the node is starting")?;
         let ledger = &self.sources.ledger;
         let shards = actors::ports::Ledger::shards(&**ledger);
         let part = self.path(record.id).with_extension("part");
@@ -175,8 +176,8 @@ impl Backups {
             shards,
             self.sources.keys.clone(),
         );
-        writer = self.add_blobs(writer, &mut manifest).await?;
-        writer = self.add_images(writer, &mut manifest).await?;
+        writer = self.add_blobs(writer, &world, &mut manifest).await?;
+        writer = self.add_images(writer, &world, &mut manifest).await?;
         (record.blobs, record.images) = (manifest.blobs, manifest.images);
         record.missing.clone_from(&manifest.missing);
         let (path, about) = (self.path(record.id), self.about(record.id));
@@ -186,14 +187,17 @@ impl Backups {
             fs::rename(&part, &path)?;
             record.status = SnapshotStatus::Ready;
             // Where this is, the backup is whole.
-            crate::keys::write_secret(&about, &serde_json::to_vec_pretty(&record)?)?;
-            Ok(record)
+            crate::keys::write_secret(&about, &serde_json::to_vec_pretty(&record)?)
         })
         .await
     }
 
-    async fn add_blobs(&self, mut writer: Writer, into: &mut Manifest) -> anyhow::Result<Writer> {
-        let world = self.world.get().and_then(Weak::upgrade).context("the node is starting")?;
+    async fn add_blobs(
+        &self,
+        mut writer: Writer,
+        world: &Arc<World>,
+        into: &mut Manifest,
+    ) -> anyhow::Result<Writer> {
         let needed = world.needed_blobs().await.context("not every shard says what it needs")?;
         for sha256 in needed {
             if !self.sources.blobs.fetch(&sha256).await {
@@ -208,9 +212,14 @@ impl Backups {
         Ok(writer)
     }
 
-    async fn add_images(&self, mut writer: Writer, into: &mut Manifest) -> anyhow::Result<Writer> {
+    async fn add_images(
+        &self,
+        mut writer: Writer,
+        world: &Arc<World>,
+        into: &mut Manifest,
+    ) -> anyhow::Result<Writer> {
         let carrier = &self.sources.runtime.carrier;
-        for (reference, (provider, image)) in self.live_images() {
+        for (reference, (provider, image)) in world.live_images() {
             if !carrier.hold(provider, &image).await
                 || !save(carrier, provider, &reference, writer.scratch()).await?
             {
@@ -227,17 +236,6 @@ impl Backups {
             into.images += 1;
         }
         Ok(writer)
-    }
-
-    /// The images of live versions.
-    fn live_images(&self) -> BTreeMap<String, (Provider, Image)> {
-        let directory = actors::ports::Ledger::directory(&*self.sources.ledger).read();
-        let live = directory.agents.rows().filter_map(|(id, agent)| {
-            let provider = directory.clouds.get(&agent.cloud_id)?.provider;
-            let version = directory.version(*id, agent.version?)?;
-            Some((version.image.reference.clone(), (provider, version.image.clone())))
-        });
-        live.collect()
     }
 
     /// Removes one of this node; whether it was there.

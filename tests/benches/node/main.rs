@@ -56,5 +56,6 @@ async fn main() {
     println!("  {} MiB resident at their end", resident_mib(node.pid()));
     drop(node);
     hooks::deliveries(etcd).await;
+    hooks::waiting().await;
     many::many(&mut Node::start()).await;
 }

@@ -7,6 +7,7 @@ mod history;
 mod identity;
 mod members;
 mod operators;
+mod outbound;
 mod recovery;
 mod strangers;
 mod webhooks;

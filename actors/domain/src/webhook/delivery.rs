@@ -135,6 +135,9 @@ pub struct Delivery {
     pub next_at: Option<Timestamp>,
     /// Why the next attempt is made.
     pub cause: Cause,
+    /// How often somebody asked for an attempt beside the schedule.
+    #[serde(default)]
+    pub asked: u32,
     /// When it was put in line.
     pub created_at: Timestamp,
 }
@@ -315,6 +318,7 @@ pub(crate) fn enqueue(
             tried: 0,
             next_at: has_room.then_some(at),
             cause,
+            asked: 0,
             created_at: at,
         };
         events.push(match has_room {
@@ -334,6 +338,9 @@ pub struct Tried {
     pub id: DeliveryId,
     /// What was tried.
     pub attempt: Attempt,
+    /// What the delivery's `asked` was when the attempt began.
+    #[serde(default)]
+    pub asked: u32,
     /// When to try again, if it failed and there is a next time.
     pub next_at: Option<Timestamp>,
     /// Whether the receiver wants nothing any more.
@@ -361,6 +368,10 @@ pub(crate) fn note(state: &Shard, tried: &Tried) -> Vec<ShardEvent> {
     }
     row.attempts.push(tried.attempt.clone());
     row.tried += u32::from(tried.attempt.cause == Cause::Schedule);
+    if row.asked != tried.asked {
+        // Somebody asked while it was made: that attempt is still to come.
+        return vec![ShardEvent::DeliveryTried(Box::new(row))];
+    }
     row.cause = Cause::Schedule;
     row.next_at = None;
     if tried.attempt.is_success() {
@@ -386,8 +397,9 @@ pub(crate) fn repeat(
 ) -> Result<Vec<ShardEvent>, Rejection> {
     let again = |id: &DeliveryId| {
         let row = state.delivery(webhook, *id).ok_or(Rejection::DeliveryNotFound(*id))?;
-        let row =
-            Delivery { status: Status::Pending, next_at: Some(at), cause, ..Delivery::clone(&row) };
+        let mut row = Delivery::clone(&row);
+        (row.status, row.next_at, row.cause) = (Status::Pending, Some(at), cause);
+        row.asked += 1;
         Ok(ShardEvent::DeliveryAgain(Box::new(row)))
     };
     ids.iter().map(again).collect()

@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use domain::{
-    AgentId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant, agent::plan::Seen,
-    codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
+    AgentId, DeliveryId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant,
+    agent::plan::Seen, codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
 };
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,8 @@ pub enum Ask {
     Metrics { agent: AgentId, range: MetricsRange },
     /// What you know of these agents beside the directory.
     Figures { agents: Vec<AgentId> },
+    /// What have you under way of a shard that somebody else leads by now?
+    Sending { claim: Claim },
 }
 
 /// An answer.
@@ -107,6 +109,8 @@ pub enum Told {
     Metrics(Vec<(Timestamp, Bytes)>),
     /// What is known of agents.
     Figures(Vec<Figures>),
+    /// Deliveries that are under way.
+    Sending(Vec<DeliveryId>),
 }
 
 /// An instance as its node sees it.
@@ -191,6 +195,7 @@ impl World {
                 Told::Done
             }
             Ask::Observe { agent } => Told::Observed(self.watch.instances.observed(agent)),
+            Ask::Sending { claim } => Told::Sending(self.sending.tell(claim)),
             Ask::Touch { agent } => {
                 self.watch.touch_agent(agent);
                 Told::Done
@@ -263,6 +268,7 @@ impl World {
             | Ask::Drain { .. }
             | Ask::Dismiss { .. }
             | Ask::Observe { .. }
+            | Ask::Sending { .. }
             | Ask::Touch { .. }
             | Ask::BeginAttempt { .. }
             | Ask::AwaitAttempt { .. }

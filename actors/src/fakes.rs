@@ -646,6 +646,7 @@ impl FakeNode {
             meter: Meter::default(),
             watch,
             attempts: Attempts::default(),
+            sending: Arc::default(),
             limiter: Limiter::default(),
         });
         Self { world, ledger, containers, clock, logs, receiver }

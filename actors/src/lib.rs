@@ -32,6 +32,7 @@ pub mod relay;
 pub mod root;
 pub mod route;
 pub mod seal;
+pub mod sending;
 pub mod settings;
 pub mod start;
 pub mod webhook;

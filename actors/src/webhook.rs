@@ -14,7 +14,7 @@ use std::{
 };
 
 use domain::{
-    AgentId, DeliveryId, Timestamp, WebhookId,
+    AgentId, DeliveryId, NodeId, Timestamp, WebhookId,
     directory::Command as DirectoryCommand,
     machine::Claim,
     shard::Command,
@@ -48,6 +48,12 @@ const SPREAD_OVER: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Between attempts to write down how one ended.
 const NOTE_AGAIN: Duration = Duration::from_millis(500);
+/// How long that goes on: what is written down later, another owner has sent once more by then.
+const NOTED_WITHIN: Duration = Duration::from_secs(600);
+/// Between looks at what others have under way.
+const LOOK_AT_HELD: Duration = Duration::from_secs(1);
+/// How long is waited for what another node has under way, and does not tell how it ended.
+const HELD_FOR: Duration = Duration::from_secs(80);
 /// Retries after which a delivery holds up no others.
 const HOLDS_UP_UNTIL: usize = 2;
 
@@ -75,6 +81,8 @@ pub enum WebhookMessage {
     Look(Vec<DeliveryId>),
     /// An attempt's task has ended.
     Ended(DeliveryId),
+    /// Other nodes have these under way, from when they led the shard.
+    Elsewhere(Vec<(DeliveryId, NodeId)>),
     /// Something is due.
     Due,
 }
@@ -101,9 +109,14 @@ pub struct Sender {
     at: HashMap<DeliveryId, Waiting>,
     /// What is due or to come, by agent and in order.
     lines: BTreeMap<Option<AgentId>, BTreeSet<(u64, DeliveryId)>>,
-    under_way: HashMap<DeliveryId, (Option<AgentId>, AbortHandle)>,
+    under_way: HashMap<DeliveryId, Option<AgentId>>,
     alarm: Option<AbortHandle>,
     pace: Arc<Pace>,
+    /// What an earlier owner has under way, and where; until that is written down, it is not sent.
+    held: HashMap<DeliveryId, NodeId>,
+    held_until: Timestamp,
+    /// Whether it is known what others have.
+    is_told: bool,
     /// When the next attempt may begin, where there is a rate.
     next_slot: Timestamp,
     /// Whether the webhook was off at the last look.
@@ -118,11 +131,9 @@ struct Waiting {
     sequence: u64,
 }
 
+/// What is under way goes on: what was sent can't be taken back, and how it ends is to be written down.
 impl Drop for Sender {
     fn drop(&mut self) {
-        for (_, task) in self.under_way.drain().map(|(_, task)| task) {
-            task.abort();
-        }
         if let Some(alarm) = self.alarm.take() {
             alarm.abort();
         }
@@ -149,11 +160,14 @@ impl Actor for WebhookActor {
             under_way: HashMap::new(),
             alarm: None,
             pace: Arc::new(Pace(AtomicUsize::new(AT_ONCE_AT_FIRST))),
+            held: HashMap::new(),
+            held_until: Timestamp::default(),
+            is_told: false,
             next_slot: Timestamp::default(),
             was_off: false,
         };
         sender.load();
-        myself.cast(WebhookMessage::Due)?;
+        sender.ask_others(&myself);
         Ok(sender)
     }
 
@@ -164,7 +178,11 @@ impl Actor for WebhookActor {
         sender: &mut Sender,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            WebhookMessage::Look(ids) => ids.into_iter().for_each(|id| sender.learn(id)),
+            WebhookMessage::Look(ids) => ids.into_iter().for_each(|id| {
+                sender.held.remove(&id);
+                sender.learn(id);
+            }),
+            WebhookMessage::Elsewhere(held) => sender.hold(held),
             WebhookMessage::Ended(id) => {
                 sender.under_way.remove(&id);
                 sender.learn(id);
@@ -184,6 +202,7 @@ impl Sender {
             let state = self.world.ports.ledger.shard(self.claim.shard).read();
             let rows = state.pending_of(self.id);
             let rows = rows.filter(|row| !self.under_way.contains_key(&row.id));
+            let rows = rows.filter(|row| !self.held.contains_key(&row.id));
             rows.filter_map(|row| Some((row.id, waiting(row)?))).collect()
         };
         let spread = u64::try_from(SPREAD_OVER.as_millis()).unwrap_or(u64::MAX);
@@ -198,6 +217,45 @@ impl Sender {
                 false => row.at,
             };
             self.schedule(id, Waiting { at, ..row });
+        }
+    }
+
+    /// Nothing is sent before it is known what is under way.
+    fn ask_others(&self, myself: &ActorRef<WebhookMessage>) {
+        let (world, claim, me) = (Arc::clone(&self.world), self.claim, myself.clone());
+        detach(async move {
+            let held = world.under_way_elsewhere(claim).await;
+            let _ = me.cast(WebhookMessage::Elsewhere(held));
+        });
+    }
+
+    fn hold(&mut self, elsewhere: Vec<(DeliveryId, NodeId)>) {
+        let own = self.world.sending.of(self.claim.shard).into_iter();
+        let own = own.filter(|id| !self.under_way.contains_key(id));
+        let node = self.world.node_id;
+        let held: Vec<_> = elsewhere.into_iter().chain(own.map(|id| (id, node))).collect();
+        for (id, node) in held {
+            if self.row(id).is_some() {
+                self.forget(id);
+                self.held.insert(id, node);
+            }
+        }
+        self.held_until = self.world.now().plus(HELD_FOR);
+        self.is_told = true;
+    }
+
+    /// What is held by a node that is gone, or for too long, is sent once more.
+    fn let_go_of_held(&mut self) {
+        let is_over = self.world.now() >= self.held_until;
+        let is_lost = |id: DeliveryId, node: NodeId| match node == self.world.node_id {
+            true => !self.world.sending.has(id),
+            false => !self.world.ports.peers.is_alive(node),
+        };
+        let held = self.held.iter().map(|(id, node)| (*id, *node));
+        let free: Vec<_> = held.filter(|(id, node)| is_over || is_lost(*id, *node)).collect();
+        for (id, _) in free {
+            self.held.remove(&id);
+            self.learn(id);
         }
     }
 
@@ -221,7 +279,7 @@ impl Sender {
 
     /// Looks up one delivery.
     fn learn(&mut self, id: DeliveryId) {
-        if self.under_way.contains_key(&id) {
+        if self.under_way.contains_key(&id) || self.held.contains_key(&id) {
             return;
         }
         let row = self.row(id);
@@ -237,7 +295,11 @@ impl Sender {
     }
 
     async fn send_what_is_due(&mut self, myself: &ActorRef<WebhookMessage>) {
+        if !self.is_told {
+            return;
+        }
         let Some(hook) = self.record() else { return self.end_if_gone(myself).await };
+        self.let_go_of_held();
         if !hook.active {
             self.let_go_of_old(hook.disabled_at.unwrap_or_default());
             self.was_off = true;
@@ -273,9 +335,10 @@ impl Sender {
     /// With `ordering: agent` an event waits for the older ones about the same agent, until those have
     /// been retried twice: of each agent the first that need not wait, if it is due.
     fn heads(&self, now: Timestamp) -> Vec<DeliveryId> {
-        let busy: BTreeSet<Option<AgentId>> =
-            self.under_way.values().map(|(agent, _)| *agent).filter(Option::is_some).collect();
         let state = self.world.ports.ledger.shard(self.claim.shard).read();
+        let held = self.held.keys().filter_map(|id| state.deliveries.get(&(self.id.0, *id)));
+        let busy = self.under_way.values().copied().chain(held.map(|row| row.event.agent));
+        let busy: BTreeSet<Option<AgentId>> = busy.filter(Option::is_some).collect();
         let mut ready = vec![];
         for (agent, line) in self.lines.iter().filter(|(agent, _)| !busy.contains(agent)) {
             for (_, id) in line {
@@ -300,21 +363,23 @@ impl Sender {
         row: Arc<Delivery>,
         myself: &ActorRef<WebhookMessage>,
     ) {
+        let (id, agent) = (row.id, row.event.agent);
+        let Some(under_way) = self.world.sending.begin(self.claim, id) else { return };
         if let Some(rate) = hook.rate_limit_per_s {
             let gap = Duration::from_millis(1000 / u64::from(rate.max(1)));
             self.next_slot = self.next_slot.max(self.world.now()).plus(gap);
         }
-        let (id, agent) = (row.id, row.event.agent);
         let (world, claim, hook) = (Arc::clone(&self.world), self.claim, Arc::clone(hook));
         let ended = Telling::when_dropped(myself.clone(), || WebhookMessage::Ended(id));
         let pace = Arc::clone(&self.pace);
-        let task = detach(async move {
+        detach(async move {
             let _ended = ended;
+            let _under_way = under_way;
             let (attempt, answer) = world.attempt(&hook, &row).await;
             pace.note(Duration::from_millis(attempt.duration_ms));
             world.conclude(claim, &hook, &row, attempt, answer).await;
         });
-        self.under_way.insert(id, (agent, task));
+        self.under_way.insert(id, agent);
     }
 
     /// Sleeps until something is due; without anything to do the actor ends.
@@ -322,13 +387,15 @@ impl Sender {
         if let Some(alarm) = self.alarm.take() {
             alarm.abort();
         }
-        let Some((at, _)) = self.due.first().copied() else {
+        let now = self.world.now();
+        let next = self.due.first().map(|(at, _)| *at);
+        let held = (!self.held.is_empty()).then(|| now.plus(LOOK_AT_HELD));
+        let Some(at) = next.into_iter().chain(held).min() else {
             if self.under_way.is_empty() {
                 myself.stop(None);
             }
             return;
         };
-        let now = self.world.now();
         let is_full = self.is_full();
         // An ended attempt wakes us; so does the end of what holds others up.
         let at_least = Duration::from_millis(if at <= now && !is_full { 100 } else { 0 });
@@ -406,6 +473,7 @@ impl Sender {
                 next_at: None,
                 is_gone: false,
                 asked: row.asked,
+                tried: row.tried,
             });
             let command = Command::NoteAttempts(tried.collect());
             let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
@@ -424,35 +492,37 @@ impl World {
         answer: Option<OutboundAnswer>,
     ) {
         let is_gone = answer.as_ref().is_some_and(|answer| answer.status == 410);
-        let tried = row.tried + u32::from(attempt.cause == Cause::Schedule);
+        let count = row.tried + u32::from(attempt.cause == Cause::Schedule);
         let retry_after = answer.and_then(|answer| answer.retry_after);
         let chance = (self.ports.entropy.dice() % 1000) as u64;
         // By hand once more: whatever was to come of the schedule still comes.
-        let step = tried.max(1);
+        let step = count.max(1);
         let waits = &self.settings.retry_waits;
         let next_at = delivery::next_attempt(step, waits, chance, retry_after, self.now());
         let is_over = !attempt.is_success() && (next_at.is_none() || is_gone);
-        let (id, asked) = (row.id, row.asked);
-        let tried = Tried { webhook: hook.id, id, attempt, asked, next_at, is_gone };
-        self.note_attempt(claim, tried).await;
+        let tried = Tried {
+            webhook: hook.id,
+            id: row.id,
+            attempt,
+            asked: row.asked,
+            tried: row.tried,
+            next_at,
+            is_gone,
+        };
+        self.note_attempt(claim.shard, tried).await;
         if is_over {
             self.judge_receiver(claim, hook.id, is_gone).await;
         }
     }
 
-    async fn note_attempt(self: &Arc<Self>, claim: Claim, tried: Tried) {
-        loop {
+    /// In nobody's name: it happened, whoever owns the webhook by now.
+    async fn note_attempt(self: &Arc<Self>, shard: u16, tried: Tried) {
+        let until = self.now().plus(NOTED_WITHIN);
+        while self.now() < until {
             let command = Command::NoteAttempts(vec![tried.clone()]);
-            match self.ask_shard(claim.shard, command, None, Some(claim)).await {
-                Ok(_) => return,
-                Err(error) => {
-                    tracing::debug!(webhook_id = %tried.webhook, %error, "an attempt is not written down yet");
-                    tokio::time::sleep(NOTE_AGAIN).await;
-                    if !self.is_current(claim) {
-                        return;
-                    }
-                }
-            }
+            let Err(error) = self.ask_shard(shard, command, None, None).await else { return };
+            tracing::debug!(webhook_id = %tried.webhook, %error, "an attempt is not written down yet");
+            tokio::time::sleep(NOTE_AGAIN).await;
         }
     }
 

@@ -22,6 +22,7 @@ use crate::{
     root::Watch,
     route::Routes,
     seal::Sealer,
+    sending::Sending,
     settings::Settings,
 };
 
@@ -73,6 +74,8 @@ pub struct World {
     pub watch: Arc<Watch>,
     /// Attempts of jobs that run on this node.
     pub attempts: Attempts,
+    /// Deliveries that this node has under way.
+    pub sending: Arc<Sending>,
     /// Rates of calls.
     pub limiter: Limiter,
 }

@@ -84,6 +84,8 @@ const TEND_EVERY: Duration = Duration::from_secs(5);
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long open requests may go on when the node stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(10);
+/// How long deliveries that are under way may take.
+const DELIVERIES_END_WITHIN: Duration = Duration::from_secs(3);
 /// How long actors may take to end.
 const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long killed instances may take to be gone.
@@ -545,6 +547,7 @@ fn world(
         meter: Meter::default(),
         watch,
         attempts: Attempts::default(),
+        sending: Arc::default(),
         limiter: Limiter::default(),
     });
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
@@ -786,6 +789,7 @@ impl Node {
         self.door.abort();
         // No actor may start an instance or write down an end from here on.
         let _ = self.root.stop_and_wait(None, Some(ACTORS_END_WITHIN)).await;
+        self.deliveries_end().await;
         let instances = self.world.watch.instances.handles();
         for handle in &instances {
             let _ = handle.actor.cast(InstanceMessage::Kill);
@@ -801,6 +805,14 @@ impl Node {
         let _ = self.closed.send(true);
         self.tasks.shutdown().await;
         self.ledger.close().await;
+    }
+
+    /// What was sent to receivers shall be written down, or it is sent once more.
+    async fn deliveries_end(&self) {
+        let until = tokio::time::Instant::now() + DELIVERIES_END_WITHIN;
+        while self.world.sending.count() > 0 && tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// The groups of this node.

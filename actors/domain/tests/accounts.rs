@@ -282,7 +282,7 @@ fn event(number: u128) -> Occurrence {
 }
 
 fn tried(id: DeliveryId, seconds: u64, status: u16, next_at: Option<Timestamp>) -> S {
-    tried_as_asked(id, seconds, status, next_at, 0)
+    tried_as_asked(id, seconds, status, next_at, (0, 0))
 }
 
 fn tried_as_asked(
@@ -290,7 +290,7 @@ fn tried_as_asked(
     seconds: u64,
     status: u16,
     next_at: Option<Timestamp>,
-    asked: u32,
+    (asked, tried): (u32, u32),
 ) -> S {
     let attempt = Attempt {
         at: at(seconds),
@@ -301,7 +301,15 @@ fn tried_as_asked(
         node_id: NodeId(1),
         cause: Cause::Schedule,
     };
-    S::NoteAttempts(vec![Tried { webhook: HOOK, id, attempt, asked, next_at, is_gone: false }])
+    S::NoteAttempts(vec![Tried {
+        webhook: HOOK,
+        id,
+        attempt,
+        asked,
+        tried,
+        next_at,
+        is_gone: false,
+    }])
 }
 
 #[test]
@@ -342,7 +350,7 @@ fn an_event_is_in_line_once_and_an_attempt_is_counted_once() {
     let row = state.delivery(HOOK, first).expect("it is there");
     assert_eq!((row.status, row.next_at), (Status::Pending, Some(at(20 * day))));
     assert_eq!(row.cause, Cause::Manual);
-    play(&mut state, tried_as_asked(first, 20 * day + 1, 200, None, 1), 20 * day + 1)
+    play(&mut state, tried_as_asked(first, 20 * day + 1, 200, None, (1, 2)), 20 * day + 1)
         .expect("noted");
     assert_eq!(state.delivery(HOOK, first).expect("it is there").status, Status::Succeeded);
     play(&mut state, S::Sweep, 31 * day).expect("swept");

@@ -341,6 +341,9 @@ pub struct Tried {
     /// What the delivery's `asked` was when the attempt began.
     #[serde(default)]
     pub asked: u32,
+    /// What its `tried` was.
+    #[serde(default)]
+    pub tried: u32,
     /// When to try again, if it failed and there is a next time.
     pub next_at: Option<Timestamp>,
     /// Whether the receiver wants nothing any more.
@@ -366,6 +369,7 @@ pub(crate) fn note(state: &Shard, tried: &Tried) -> Vec<ShardEvent> {
     for attempt in &mut row.attempts {
         shorten(&mut attempt.answer);
     }
+    let was_tried_meanwhile = row.tried != tried.tried;
     row.attempts.push(tried.attempt.clone());
     row.tried += u32::from(tried.attempt.cause == Cause::Schedule);
     if row.asked != tried.asked {
@@ -373,11 +377,15 @@ pub(crate) fn note(state: &Shard, tried: &Tried) -> Vec<ShardEvent> {
         return vec![ShardEvent::DeliveryTried(Box::new(row))];
     }
     row.cause = Cause::Schedule;
-    row.next_at = None;
+    let planned = row.next_at.take();
     if tried.attempt.is_success() {
         row.status = Status::Succeeded;
     } else if tried.is_gone {
         row.status = Status::Failed;
+    } else if was_tried_meanwhile {
+        // The webhook had another owner by then, whose attempt stands in the schedule.
+        row.next_at = planned;
+        return vec![ShardEvent::DeliveryTried(Box::new(row))];
     } else if tried.next_at.is_some() {
         row.next_at = tried.next_at;
         return vec![ShardEvent::DeliveryTried(Box::new(row))];

@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use domain::{
-    AgentId, DeliveryId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant,
-    agent::plan::Seen, codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
+    AgentId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant, agent::plan::Seen,
+    codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,7 @@ use crate::{
     instance::Ended,
     meter::Totals,
     ports::{LogLine, LogQuery, PeerError},
+    sending::Begun,
     world::World,
 };
 
@@ -110,7 +111,7 @@ pub enum Told {
     /// What is known of agents.
     Figures(Vec<Figures>),
     /// Deliveries that are under way.
-    Sending(Vec<DeliveryId>),
+    Sending(Vec<Begun>),
 }
 
 /// An instance as its node sees it.

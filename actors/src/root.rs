@@ -233,6 +233,8 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
         | E::GossipKeyTurned(_)
+        | E::SessionEnded { .. }
+        | E::SessionForgotten(_)
         | E::AutopilotPut(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)

@@ -3,7 +3,7 @@
 //! written down by the node that made it, owner or not; it is what happened.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -26,9 +26,13 @@ const UNDER_WAY_FOR: Duration = Duration::from_secs(80);
 #[derive(Default)]
 pub struct Sending(Mutex<State>);
 
+/// A delivery that is under way, and how many attempts of it were written down when this one began: once
+/// there are more, it is over.
+pub type Begun = (DeliveryId, usize);
+
 #[derive(Default)]
 struct State {
-    under_way: HashMap<DeliveryId, u16>,
+    under_way: HashMap<DeliveryId, (u16, usize)>,
     /// Owners with an older term than this begin nothing here any more.
     since: HashMap<u16, u64>,
     elsewhere: HashMap<u16, (u64, Arc<OnceCell<Elsewhere>>)>,
@@ -36,7 +40,7 @@ struct State {
 
 struct Elsewhere {
     until: Instant,
-    deliveries: Vec<(DeliveryId, NodeId)>,
+    deliveries: Vec<(Begun, NodeId)>,
 }
 
 /// One attempt; it is under way for as long as this lives.
@@ -53,18 +57,18 @@ impl Drop for UnderWay {
 
 impl Sending {
     /// Begins an attempt; `None` if a newer owner has asked what is under way, or if it is already.
-    pub fn begin(self: &Arc<Self>, claim: Claim, id: DeliveryId) -> Option<UnderWay> {
+    pub fn begin(self: &Arc<Self>, claim: Claim, (id, attempts): Begun) -> Option<UnderWay> {
         let mut state = lock(&self.0);
         let is_old = state.since.get(&claim.shard).is_some_and(|since| *since > claim.term);
         if is_old || state.under_way.contains_key(&id) {
             return None;
         }
-        state.under_way.insert(id, claim.shard);
+        state.under_way.insert(id, (claim.shard, attempts));
         Some(UnderWay { sending: Arc::clone(self), id })
     }
 
     /// What is under way of a shard, for its new owner: older ones begin nothing here from now on.
-    pub fn tell(&self, claim: Claim) -> Vec<DeliveryId> {
+    pub fn tell(&self, claim: Claim) -> Vec<Begun> {
         let mut state = lock(&self.0);
         let since = state.since.entry(claim.shard).or_default();
         *since = claim.term.max(*since);
@@ -72,7 +76,7 @@ impl Sending {
     }
 
     /// What is under way here of a shard.
-    pub fn of(&self, shard: u16) -> HashSet<DeliveryId> {
+    pub fn of(&self, shard: u16) -> Vec<Begun> {
         lock(&self.0).of(shard).collect()
     }
 
@@ -97,8 +101,9 @@ impl Sending {
 }
 
 impl State {
-    fn of(&self, shard: u16) -> impl Iterator<Item = DeliveryId> {
-        self.under_way.iter().filter(move |(_, of)| **of == shard).map(|(id, _)| *id)
+    fn of(&self, shard: u16) -> impl Iterator<Item = Begun> {
+        let own = self.under_way.iter().filter(move |(_, (of, _))| *of == shard);
+        own.map(|(id, (_, attempts))| (*id, *attempts))
     }
 }
 
@@ -107,7 +112,7 @@ impl World {
     pub(crate) async fn under_way_elsewhere(
         self: &Arc<Self>,
         claim: Claim,
-    ) -> Vec<(DeliveryId, NodeId)> {
+    ) -> Vec<(Begun, NodeId)> {
         let cell = self.sending.asked(claim);
         let known = cell
             .get_or_init(async || Elsewhere {
@@ -118,10 +123,10 @@ impl World {
         if Instant::now() < known.until { known.deliveries.clone() } else { vec![] }
     }
 
-    async fn ask_what_is_under_way(self: &Arc<Self>, claim: Claim) -> Vec<(DeliveryId, NodeId)> {
+    async fn ask_what_is_under_way(self: &Arc<Self>, claim: Claim) -> Vec<(Begun, NodeId)> {
         let asked = self.others().into_iter().map(async |node| {
             match self.ask_node(node, Ask::Sending { claim }, TOLD_WITHIN).await {
-                Ok(Told::Sending(ids)) => ids.into_iter().map(|id| (id, node)).collect(),
+                Ok(Told::Sending(all)) => all.into_iter().map(|one| (one, node)).collect(),
                 Ok(_) | Err(_) => vec![],
             }
         });
@@ -137,12 +142,12 @@ mod tests {
     fn an_old_owner_begins_nothing_once_a_newer_one_has_asked() {
         let sending = Arc::new(Sending::default());
         let claim = |term| Claim { shard: 3, term };
-        let first = sending.begin(claim(5), DeliveryId(1)).expect("it leads");
-        assert!(sending.begin(claim(5), DeliveryId(1)).is_none(), "once at a time");
-        assert_eq!(sending.tell(claim(6)), [DeliveryId(1)]);
-        assert!(sending.begin(claim(5), DeliveryId(2)).is_none(), "it leads no more");
-        assert!(sending.begin(Claim { shard: 4, term: 5 }, DeliveryId(2)).is_some());
-        assert!(sending.begin(claim(6), DeliveryId(3)).is_some());
+        let first = sending.begin(claim(5), (DeliveryId(1), 2)).expect("it leads");
+        assert!(sending.begin(claim(5), (DeliveryId(1), 2)).is_none(), "once at a time");
+        assert_eq!(sending.tell(claim(6)), [(DeliveryId(1), 2)]);
+        assert!(sending.begin(claim(5), (DeliveryId(2), 0)).is_none(), "it leads no more");
+        assert!(sending.begin(Claim { shard: 4, term: 5 }, (DeliveryId(2), 0)).is_some());
+        assert!(sending.begin(claim(6), (DeliveryId(3), 0)).is_some());
         drop(first);
         assert!(!sending.has(DeliveryId(1)));
         assert_eq!(sending.count(), 0);

@@ -30,6 +30,7 @@ use tokio::task::AbortHandle;
 use crate::{
     ports::{OutboundAnswer, OutboundRequest},
     root::{Told as Telling, detach},
+    sending::Begun,
     world::World,
 };
 
@@ -82,7 +83,7 @@ pub enum WebhookMessage {
     /// An attempt's task has ended.
     Ended(DeliveryId),
     /// Other nodes have these under way, from when they led the shard.
-    Elsewhere(Vec<(DeliveryId, NodeId)>),
+    Elsewhere(Vec<(Begun, NodeId)>),
     /// Something is due.
     Due,
 }
@@ -229,13 +230,12 @@ impl Sender {
         });
     }
 
-    fn hold(&mut self, elsewhere: Vec<(DeliveryId, NodeId)>) {
-        let own = self.world.sending.of(self.claim.shard).into_iter();
-        let own = own.filter(|id| !self.under_way.contains_key(id));
+    fn hold(&mut self, elsewhere: Vec<(Begun, NodeId)>) {
         let node = self.world.node_id;
-        let held: Vec<_> = elsewhere.into_iter().chain(own.map(|id| (id, node))).collect();
-        for (id, node) in held {
-            if self.row(id).is_some() {
+        let own = self.world.sending.of(self.claim.shard).into_iter().map(|one| (one, node));
+        for ((id, attempts), node) in elsewhere.into_iter().chain(own) {
+            let is_over = self.row(id).is_none_or(|row| row.attempts.len() > attempts);
+            if !is_over && !self.under_way.contains_key(&id) {
                 self.forget(id);
                 self.held.insert(id, node);
             }
@@ -364,7 +364,9 @@ impl Sender {
         myself: &ActorRef<WebhookMessage>,
     ) {
         let (id, agent) = (row.id, row.event.agent);
-        let Some(under_way) = self.world.sending.begin(self.claim, id) else { return };
+        let Some(under_way) = self.world.sending.begin(self.claim, (id, row.attempts.len())) else {
+            return;
+        };
         if let Some(rate) = hook.rate_limit_per_s {
             let gap = Duration::from_millis(1000 / u64::from(rate.max(1)));
             self.next_slot = self.next_slot.max(self.world.now()).plus(gap);

@@ -235,8 +235,7 @@ impl AuthApi {
 
     /// Log out
     ///
-    /// Ends the session of the access token: it can't be refreshed any more. The token itself is
-    /// good until it expires.
+    /// Ends the session of the access token: neither that token nor its refresh token is good any more.
     #[oai(path = "/auth/logout", method = "post", operation_id = "logout")]
     async fn logout(&self, caller: Caller) -> Result<Json<Success<LoggedOut>>> {
         let claims = match &caller.identity().principal {

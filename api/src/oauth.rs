@@ -208,15 +208,16 @@ impl Shared {
         let shown = Credentials::of(headers, question.client_id, question.client_secret)?;
         let application = self.client(shown)?;
         let found = match Refresh::read(&self.settings.pepper, &question.token) {
-            Some(refresh) => Some((refresh.org, refresh.session)),
-            None => self
-                .verify(&question.token)
-                .ok()
-                .and_then(|claims| Some((claims.org.parse().ok()?, claims.sid.parse().ok()?))),
+            Some(refresh) => Some((refresh.org, refresh.session, false)),
+            None => self.verify(&question.token).ok().and_then(|claims| {
+                let is_own = claims.client_id == Some(application.id.to_string());
+                Some((claims.org.parse().ok()?, claims.sid.parse().ok()?, is_own))
+            }),
         };
-        let Some((org, id)) = found else { return Ok(()) };
+        let Some((org, id, is_own)) = found else { return Ok(()) };
+        // A token that an application got for itself has a number of a session, and no session.
         let session = self.service.session(org, id).await?;
-        if session.is_some_and(|session| session.application == Some(application.id)) {
+        if session.map_or(is_own, |session| session.application == Some(application.id)) {
             self.service.close_session(org, id).await?;
         }
         Ok(())

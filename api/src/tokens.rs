@@ -89,7 +89,8 @@ pub fn signing_place(id: &str) -> String {
 }
 
 fn expired() -> Problem {
-    let message = "this access token has expired; get another one from /v1/auth/refresh";
+    let message = "this access token has expired, or its session has ended; get another one from \
+                   /v1/auth/refresh or log in";
     Problem::new(StatusCode::UNAUTHORIZED, "TOKEN_EXPIRED", message)
 }
 
@@ -211,7 +212,15 @@ impl Shared {
                 claims
             }
         };
-        if claims.exp <= self.now_seconds() { Err(expired()) } else { Ok(claims) }
+        if claims.exp <= self.now_seconds() || self.has_ended(&claims.sid) {
+            return Err(expired());
+        }
+        Ok(claims)
+    }
+
+    fn has_ended(&self, session: &str) -> bool {
+        let directory = self.service.world.directory().read();
+        session.parse().map_or(true, |id| directory.ended_sessions.contains(&id))
     }
 
     fn signing_key(&self, kid: &str) -> Option<Arc<SigningKey>> {

@@ -8,6 +8,7 @@ pub mod load;
 mod names;
 mod network;
 mod node;
+pub mod oauth;
 pub mod peers;
 mod receiver;
 pub mod source;

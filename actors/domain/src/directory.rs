@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, NodeId,
-    OrgId, Rejection, Timestamp, UploadId, UserId, WebhookId,
+    OrgId, Rejection, SessionId, Timestamp, UploadId, UserId, WebhookId,
     account::{
         self, ApiKey, ApiKeyPatch, Application, Invitation, Organization, OrganizationPatch, Role,
         SIGNING_KEYS_KEPT, Scopes, SigningKey, Tenant, Used, User, UserPatch,
@@ -122,6 +122,8 @@ pub enum Command {
     SetAutopilot(Box<Autopilot>),
     /// `roost cluster rotate-gossip-key`: the new key, sealed.
     TurnGossipKey { sealed: Vec<u8> },
+    /// A session has ended: its access tokens are good no more.
+    EndSession(SessionId),
     /// `POST /v1/organizations`.
     CreateOrganization { organization: Box<Organization>, owner: Box<User>, clouds: Vec<Cloud> },
     /// `PATCH /v1/organizations/:id`.
@@ -278,6 +280,8 @@ pub struct Directory {
     pub join_tokens: Table<[u8; 32], JoinToken>,
     /// The key of gossip, sealed, under the number of its turn; only the newest is kept.
     pub gossip_keys: Table<u64, Vec<u8>>,
+    /// Sessions that have ended, until the last of their access tokens has expired.
+    pub ended_sessions: Table<SessionId, Timestamp>,
     /// People who were asked to come.
     pub invitations: Table<InvitationId, Invitation>,
     /// Third parties' programs.
@@ -324,6 +328,7 @@ impl Default for Directory {
             webhooks: Table::live(23),
             health: Table::live(24),
             autopilot: Table::live(27),
+            ended_sessions: Table::live(28),
             outbox: Outbox::new(25),
             api_key_by_hash: BTreeMap::new(),
             user_by_email: BTreeMap::new(),
@@ -506,6 +511,7 @@ impl Machine for Directory {
             C::SetAutopilot(row) => Ok(vec![Event::AutopilotPut(row.clone())]),
             C::TurnGossipKey { sealed } => Ok(vec![Event::GossipKeyTurned(sealed.clone())]),
             C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
+            C::EndSession(id) => Ok(account::end_session(self, *id, at)),
             C::CreateOrganization { organization, owner, clouds } => {
                 account::create_organization(self, organization, owner, clouds)
             }
@@ -578,6 +584,8 @@ impl Machine for Directory {
             E::AutopilotPut(row) => self.autopilot.put(0, Autopilot::clone(row)),
             E::GossipKeyTurned(sealed) => self.turn_gossip_key(sealed),
             E::JoinTokenGone(hash) => self.join_tokens.remove(hash),
+            E::SessionEnded { id, until } => self.ended_sessions.put(*id, *until),
+            E::SessionForgotten(id) => self.ended_sessions.remove(id),
             E::OrganizationPut(row) => self.organizations.put(row.id, Organization::clone(row)),
             E::UserPut(row) => self.put_user(row),
             E::UserGone(id) => self.drop_user(*id),
@@ -685,6 +693,7 @@ impl Machine for Directory {
             | C::Lead { .. }
             | C::MintJoinToken(_)
             | C::TurnGossipKey { .. }
+            | C::EndSession(_)
             | C::SetAutopilot(_)
             | C::Bootstrap(_)
             | C::DeleteCloud { .. }
@@ -756,6 +765,7 @@ impl Machine for Directory {
             &mut self.webhooks,
             &mut self.health,
             &mut self.autopilot,
+            &mut self.ended_sessions,
             &mut self.outbox.rows,
             &mut self.outbox.next,
         ]

@@ -43,6 +43,15 @@ pub enum DirectoryEvent {
     JoinTokenPut(Box<JoinToken>),
     /// A token was used, or its time is over.
     JoinTokenGone([u8; 32]),
+    /// A session has ended; kept until then.
+    SessionEnded {
+        /// Which one.
+        id: SessionId,
+        /// When its last access token has expired.
+        until: Timestamp,
+    },
+    /// All tokens of an ended session have expired.
+    SessionForgotten(SessionId),
     /// Gossip is sealed with another key.
     GossipKeyTurned(Vec<u8>),
     /// The operator wants replicas looked after like this.

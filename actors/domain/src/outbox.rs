@@ -316,6 +316,8 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
         | E::GossipKeyTurned(_)
+        | E::SessionEnded { .. }
+        | E::SessionForgotten(_)
         | E::AutopilotPut(_)
         | E::OrganizationPut(_)
         | E::UserPut(_)

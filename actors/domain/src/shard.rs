@@ -116,6 +116,8 @@ pub enum Reply {
     Call(Box<CallOutcome>),
     /// The session as it is now.
     Session(Box<Session>),
+    /// A session that has ended, because what it came of was shown again.
+    SessionEnded(SessionId),
     /// What a node was lent.
     Grant(Box<Grant>),
 }
@@ -268,6 +270,15 @@ impl Shard {
     fn session_reply(&self, id: SessionId) -> Reply {
         let row = self.sessions.get(&id);
         row.map_or(Reply::Done, |row| Reply::Session(Box::new(Session::clone(&row))))
+    }
+
+    /// The new session; or the one that has ended, because its code was shown again.
+    fn redemption_reply(&self, redemption: &Redemption) -> Reply {
+        let code = self.codes.get(&redemption.hash);
+        match code.and_then(|code| code.session) {
+            Some(session) if session != redemption.session.id => Reply::SessionEnded(session),
+            _ => self.session_reply(redemption.session.id),
+        }
     }
 
     /// Each row hangs on the one before it; one that comes twice is written once.
@@ -469,7 +480,7 @@ impl Machine for Shard {
             },
             C::OpenSession { session, .. } => self.session_reply(session.id),
             C::RefreshSession { id, .. } => self.session_reply(*id),
-            C::RedeemCode(redemption) => self.session_reply(redemption.session.id),
+            C::RedeemCode(redemption) => self.redemption_reply(redemption),
             C::LendCalls { tenant, node, allowance, .. } => {
                 let usage = self.usage.get(&rate::key(*tenant));
                 let until = usage.as_ref().and_then(|usage| usage.lent.get(node)).map(|l| l.until);

@@ -4,6 +4,7 @@ use domain::{
     OrgId, Rejection, SessionId,
     account::{Code, Redemption, Session},
     audit::Audited,
+    directory,
     shard::{Command, Reply},
 };
 
@@ -45,8 +46,11 @@ impl Service {
         client: String,
     ) -> Result<Option<Session>, ServiceError> {
         let reply = self.at_home(org, Command::RefreshSession { id, generation, client }).await?;
-        let Reply::Session(session) = reply else { return Ok(None) };
-        Ok(Some(*session))
+        if let Reply::Session(session) = reply {
+            return Ok(Some(*session));
+        }
+        self.end_tokens(id).await?;
+        Ok(None)
     }
 
     /// A session that goes on.
@@ -60,9 +64,17 @@ impl Service {
         Ok(session.map(|session| *session))
     }
 
-    /// Ends a session.
+    /// Ends a session and its access tokens.
     pub async fn close_session(&self, org: OrgId, id: SessionId) -> Result<(), ServiceError> {
+        self.end_tokens(id).await?;
         self.at_home(org, Command::CloseSession { id }).await.map(drop)
+    }
+
+    /// No node takes an access token of this session any more.
+    async fn end_tokens(&self, id: SessionId) -> Result<(), ServiceError> {
+        let ended = directory::Command::EndSession(id);
+        self.world.ask(ended, None).await?.result?;
+        Ok(())
     }
 
     /// Keeps a code until it is traded.
@@ -78,6 +90,9 @@ impl Service {
         redemption: Redemption,
     ) -> Result<Session, ServiceError> {
         let reply = self.at_home(org, Command::RedeemCode(Box::new(redemption))).await?;
+        if let Reply::SessionEnded(id) = reply {
+            self.end_tokens(id).await?;
+        }
         let Reply::Session(session) = reply else { return Err(Rejection::GrantInvalid.into()) };
         Ok(*session)
     }

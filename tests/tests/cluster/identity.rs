@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::{Value, json};
-use tests::{Cluster, Customer, eventually};
+use tests::{Cluster, Customer, eventually, oauth::App};
 
 /// An organization of its own; gives somebody with all of its rights on each node.
 async fn organization(cluster: &Cluster, tier: &str) -> Vec<Customer> {
@@ -39,6 +39,45 @@ async fn three_nodes_allow_no_more_than_the_tier_and_all_of_it() {
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     assert!((196..=200).contains(&allowed), "{allowed} of 200 calls were allowed");
+}
+
+/// A code is worth tokens once, however many ask at once and wherever.
+#[tokio::test]
+async fn a_code_is_redeemed_once_by_a_hundred_who_try_on_three_nodes() {
+    let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "10000")]);
+    let callers = organization(&cluster, "enterprise").await;
+    for is_public in [false, true] {
+        let customer = callers[0].clone();
+        let app = App::new(customer, "o@example.com", "a long password", is_public).await;
+        let body = app.redeeming(&app.code().await);
+        let answers = join_all((0..100).map(|call| {
+            let (caller, body) = (callers[call % 3].clone(), body.clone());
+            async move { caller.anonymous("/v1/oauth/token", &body).await }
+        }));
+        let answers = answers.await;
+        let (good, bad): (Vec<_>, Vec<_>) =
+            answers.into_iter().partition(|answer| answer.status == 200);
+        assert_eq!(good.len(), 1, "redeemed {} times", good.len());
+        assert!(bad.iter().all(|answer| answer.status == 400), "{bad:#?}");
+        // Somebody else had the code, too: what came of it is good for nothing (RFC 6749, 4.1.2).
+        let token = good[0].body["access_token"].as_str().expect("a token").to_owned();
+        let refresh = good[0].body["refresh_token"].as_str().unwrap_or_default().to_owned();
+        for (node, caller) in callers.iter().enumerate() {
+            let renewing = serde_json::json!({
+                "grant_type": "refresh_token", "client_id": app.id, "client_secret": app.secret,
+                "refresh_token": refresh,
+            });
+            let answer = caller.anonymous("/v1/oauth/token", &renewing).await;
+            assert_eq!(answer.status, 400, "over node {node}: {:#}", answer.body);
+            eventually("the token is refused", Duration::from_secs(2), async || {
+                match cluster.caller(node, &token).get("/v1/agents").await.status {
+                    401 => Ok(()),
+                    status => Err(status.to_string()),
+                }
+            })
+            .await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -153,7 +153,9 @@ async fn people_log_in_refresh_and_log_out() {
 
     let tokens = log_in(&customer, &email, &password).await.data(200);
     let person = node.caller(text(&tokens["access_token"]));
+    person.get("/v1/auth/me").await.data(200);
     person.call("/v1/auth/logout").await.data(200);
+    person.get("/v1/auth/me").await.refused(401, "TOKEN_EXPIRED");
     refresh(text(&tokens["refresh_token"])).await.refused(401, "INVALID_CREDENTIALS");
     for forged in ["", "ir.x.y.1.z", &format!("{third}x")] {
         let answer = refresh(forged).await;
@@ -353,6 +355,51 @@ async fn organizations_do_not_see_each_other() {
     let rows = second.get("/v1/audit-log").await.data(200);
     let targets: Vec<_> = rows["items"].as_array().expect("rows").iter().collect();
     assert!(targets.iter().all(|row| row["target"] != format!("/v1/agents/{agent}")), "{rows}");
+}
+
+/// How often a time of the first kind is longer than one of the second: 0.5 if nothing tells them apart
+/// (the area under the ROC curve, by Mann and Whitney).
+fn told_apart(first: &[u128], second: &[u128]) -> f64 {
+    let wins = |one: &u128| -> u64 {
+        second.iter().map(|other| 2 * u64::from(one > other) + u64::from(one == other)).sum()
+    };
+    let (wins, pairs) = (first.iter().map(wins).sum::<u64>(), 2 * first.len() * second.len());
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    let share = wins as f64 / pairs as f64;
+    share
+}
+
+#[tokio::test]
+async fn what_belongs_to_others_takes_as_long_as_what_is_not_there() {
+    let node = Node::with(&[("ROOST_RATE_LIMIT__TIERS__ENTERPRISE", "1000000/100000000")]);
+    let first = node.customer();
+    let wanted = json!({
+        "name": "Second", "tier": "enterprise", "owner_email": "bob@example.com",
+        "owner_password": "a long password",
+    });
+    first.post("/v1/organizations", &wanted).await.data(201);
+    let tokens = log_in(&first, "bob@example.com", "a long password").await.data(200);
+    let second = node.caller(text(&tokens["access_token"]));
+    let hook = json!({ "url": "https://example.com/hook", "events": ["*"] });
+    let hook = first.post("/v1/webhooks", &hook).await.data(201);
+    for foreign in [
+        format!("/v1/clouds/{}", first.cloud().await),
+        format!("/v1/webhooks/{}", text(&hook["id"])),
+    ] {
+        // The same but for its last letters.
+        let unknown = format!("{}00", &foreign[..foreign.len() - 2]);
+        let mut times: [Vec<u128>; 2] = Default::default();
+        for turn in 0..2000 {
+            // In changing order, so that what warms up does so for both.
+            let place = (turn + turn / 2) % 2;
+            let began = std::time::Instant::now();
+            let answer = second.get([&foreign, &unknown][place]).await;
+            times[place].push(began.elapsed().as_micros());
+            assert_eq!(answer.status, 404);
+        }
+        let area = told_apart(&times[0], &times[1]);
+        assert!((0.45..=0.55).contains(&area), "{foreign}: the area is {area:.3}");
+    }
 }
 
 /// Every operation of the document, under every kind of credentials: the answer is what the

@@ -1,163 +1,15 @@
 //! Third parties come in through OAuth: people agree on a page, codes become tokens, and nothing of
 //! what attackers try works.
 
-use std::collections::BTreeMap;
-
-use reqwest::{Method, header};
+use reqwest::Method;
 use serde_json::{Value, json};
-use tests::{Answer, Customer, Node, base64url, sha256};
+use tests::{
+    Node,
+    oauth::{App, BACK, Fields, Page, fields, text, with},
+};
 
-const BACK: &str = "https://app.example/back?x=1";
-const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
-
-struct App {
-    customer: Customer,
-    email: String,
-    password: String,
-    id: String,
-    secret: String,
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-type Fields = Vec<(String, String)>;
-
-fn fields(pairs: &[(&str, &str)]) -> Fields {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-}
-
-fn with(mut all: Fields, name: &str, value: Option<&str>) -> Fields {
-    all.retain(|(known, _)| known != name);
-    all.extend(value.map(|value| (name.to_owned(), value.to_owned())));
-    all
-}
-
-/// A page: its status, where it sends the browser, its cookie, its hidden fields, its text.
-struct Page {
-    status: u16,
-    location: Option<String>,
-    cookie: String,
-    hidden: Fields,
-    text: String,
-    policy: String,
-}
-
-impl Page {
-    async fn of(request: reqwest::RequestBuilder) -> Self {
-        let response = request.send().await.expect("the service answers");
-        let header = |name: header::HeaderName| {
-            let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-            value.map(str::to_owned)
-        };
-        let cookie = header(header::SET_COOKIE).unwrap_or_default();
-        let location = header(header::LOCATION);
-        let policy = header(header::CONTENT_SECURITY_POLICY).unwrap_or_default();
-        let status = response.status().as_u16();
-        let text = response.text().await.expect("a page");
-        let hidden = text
-            .split("<input type=\"hidden\" name=\"")
-            .skip(1)
-            .filter_map(|rest| {
-                let (name, rest) = rest.split_once("\" value=\"")?;
-                let (value, _) = rest.split_once("\">")?;
-                Some((name.to_owned(), value.replace("&amp;", "&")))
-            })
-            .collect();
-        let cookie = cookie.split(';').next().unwrap_or_default().to_owned();
-        Self { status, location, cookie, hidden, text, policy }
-    }
-
-    fn told(&self) -> BTreeMap<String, String> {
-        let location = self.location.as_deref().unwrap_or_default();
-        let query = location.split_once('?').map_or("", |(_, query)| query);
-        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.map(|(name, value)| (name.to_owned(), tests::percent_decoded(value))).collect()
-    }
-}
-
-impl App {
-    async fn new(node: &Node, public: bool) -> Self {
-        let customer = node.customer();
-        let wanted = json!({
-            "name": "Quick <b>App</b>", "redirect_uris": [BACK], "public": public,
-            "scopes": ["agents:read", "agents:invoke"],
-        });
-        let made = customer.post("/v1/oauth/applications", &wanted).await.data(201);
-        Self {
-            email: node.email.clone(),
-            password: node.password.clone(),
-            id: text(&made["client_id"]),
-            secret: text(&made["client_secret"]),
-            customer,
-        }
-    }
-
-    fn asked(&self) -> Fields {
-        let challenge = base64url(&sha256(VERIFIER.as_bytes()));
-        fields(&[
-            ("client_id", &self.id),
-            ("redirect_uri", BACK),
-            ("response_type", "code"),
-            ("scope", "agents:read"),
-            ("state", "st&te=1"),
-            ("code_challenge", &challenge),
-            ("code_challenge_method", "S256"),
-        ])
-    }
-
-    async fn open(&self, asked: &Fields) -> Page {
-        let url = format!("{}/oauth/authorize", self.customer.base_url);
-        let request = self.customer.client.get(url).query(asked);
-        Page::of(request).await
-    }
-
-    async fn submit(&self, cookie: &str, form: &Fields) -> Page {
-        let url = format!("{}/oauth/authorize", self.customer.base_url);
-        let request = self.customer.client.post(url).header(header::COOKIE, cookie).form(form);
-        Page::of(request).await
-    }
-
-    /// The consent page, after a login.
-    async fn logged_in(&self, asked: &Fields) -> (String, Page) {
-        let page = self.open(asked).await;
-        assert_eq!(page.status, 200, "{}", page.text);
-        let mut form = page.hidden.clone();
-        form.extend(fields(&[("email", &self.email), ("password", &self.password)]));
-        let consent = self.submit(&page.cookie, &form).await;
-        (page.cookie, consent)
-    }
-
-    /// Where the person is sent after saying this.
-    async fn decided(&self, asked: &Fields, decision: &str) -> Page {
-        let (cookie, consent) = self.logged_in(asked).await;
-        assert_eq!(consent.status, 200, "{}", consent.text);
-        let mut form = consent.hidden.clone();
-        form.extend(fields(&[("decision", decision)]));
-        self.submit(&cookie, &form).await
-    }
-
-    async fn code(&self) -> String {
-        let sent = self.decided(&self.asked(), "allow").await;
-        assert_eq!(sent.status, 303, "{}", sent.text);
-        sent.told()["code"].clone()
-    }
-
-    fn redeeming(&self, code: &str) -> Value {
-        let mut body = json!({
-            "grant_type": "authorization_code", "client_id": self.id, "code": code,
-            "redirect_uri": BACK, "code_verifier": VERIFIER,
-        });
-        if !self.secret.is_empty() {
-            body["client_secret"] = json!(self.secret);
-        }
-        body
-    }
-
-    async fn token(&self, body: &Value) -> Answer {
-        self.customer.anonymous("/v1/oauth/token", body).await
-    }
+async fn app_of(node: &Node, public: bool) -> App {
+    App::new(node.customer(), &node.email, &node.password, public).await
 }
 
 fn open_node() -> Node {
@@ -167,7 +19,7 @@ fn open_node() -> Node {
 #[tokio::test]
 async fn a_person_lets_an_application_in() {
     let node = open_node();
-    let app = App::new(&node, false).await;
+    let app = app_of(&node, false).await;
     let page = app.open(&app.asked()).await;
     for part in
         ["default-src 'none'", "frame-ancestors 'none'", "form-action 'self' https://app.example"]
@@ -214,7 +66,7 @@ async fn a_person_lets_an_application_in() {
 #[tokio::test]
 async fn tokens_are_refreshed_looked_at_and_revoked_in_both_dialects() {
     let node = open_node();
-    let app = App::new(&node, false).await;
+    let app = app_of(&node, false).await;
     let tokens = app.token(&app.redeeming(&app.code().await)).await.data(200);
     let form = |path: &'static str, pairs: Fields| {
         let request = app.customer.client.post(format!("{}{path}", app.customer.base_url));
@@ -236,18 +88,24 @@ async fn tokens_are_refreshed_looked_at_and_revoked_in_both_dialects() {
     form("/v1/oauth/revoke", fields(&[("token", &newest)])).await;
     let known = form("/v1/oauth/introspect", fields(&[("token", &newest)])).await.body;
     assert_eq!(known, json!({ "active": false }));
+    node.caller(&access).get("/v1/agents").await.refused(401, "TOKEN_EXPIRED");
     let pairs = fields(&[("grant_type", "refresh_token"), ("refresh_token", &newest)]);
     let refused = form("/v1/oauth/token", pairs).await;
     assert_eq!((refused.status, text(&refused.body["error"])), (400, "invalid_grant".to_owned()));
     form("/v1/oauth/revoke", fields(&[("token", "nonsense")])).await;
 
     let itself = fields(&[("grant_type", "client_credentials"), ("scope", "agents:read")]);
-    let own = form("/v1/oauth/token", itself).await.body;
+    let own = form("/v1/oauth/token", itself.clone()).await.body;
     assert!(own.get("refresh_token").is_none(), "{own}");
     let me = node.caller(&text(&own["access_token"])).get("/v1/auth/me").await.data(200);
     assert_eq!((text(&me["type"]), text(&me["id"])), ("application".to_owned(), app.id.clone()));
+    let spent = text(&own["access_token"]);
+    form("/v1/oauth/revoke", fields(&[("token", &spent)])).await;
+    node.caller(&spent).get("/v1/agents").await.refused(401, "TOKEN_EXPIRED");
+    let last = text(&form("/v1/oauth/token", itself).await.body["access_token"]);
+    node.caller(&last).get("/v1/agents").await.data(200);
     app.customer.delete(&format!("/v1/oauth/applications/{}", app.id)).await.data(200);
-    node.caller(&access).get("/v1/agents").await.refused(401, "INVALID_API_KEY");
+    node.caller(&last).get("/v1/agents").await.refused(401, "INVALID_API_KEY");
     let metadata = app.customer.bare("/.well-known/oauth-authorization-server").await;
     assert_eq!(metadata["issuer"], app.customer.base_url);
     assert_eq!(metadata["code_challenge_methods_supported"], json!(["S256"]));
@@ -256,7 +114,7 @@ async fn tokens_are_refreshed_looked_at_and_revoked_in_both_dialects() {
 #[tokio::test]
 async fn what_is_wrong_with_a_request_is_told_to_whom_it_concerns() {
     let node = open_node();
-    let app = App::new(&node, false).await;
+    let app = app_of(&node, false).await;
     let good = app.asked();
     // Client or address wrong: nobody is sent anywhere.
     let mut twice = good.clone();
@@ -320,7 +178,7 @@ async fn what_is_wrong_with_a_request_is_told_to_whom_it_concerns() {
         assert_eq!(page.told()["error"], error, "{name}");
         assert_eq!(page.told()["state"], "st&te=1", "{name}");
     }
-    let public = App::new(&node, true).await;
+    let public = app_of(&node, true).await;
     let bare = with(with(public.asked(), "code_challenge", None), "code_challenge_method", None);
     assert_eq!(public.open(&bare).await.told()["error"], "invalid_request");
 }
@@ -328,8 +186,8 @@ async fn what_is_wrong_with_a_request_is_told_to_whom_it_concerns() {
 #[tokio::test]
 async fn a_code_is_for_one_application_one_address_and_one_verifier() {
     let node = open_node();
-    let (app, other) = (App::new(&node, false).await, App::new(&node, false).await);
-    let public = App::new(&node, true).await;
+    let (app, other) = (app_of(&node, false).await, app_of(&node, false).await);
+    let public = app_of(&node, true).await;
     let set = |body: &Value, name: &str, value: Value| {
         let mut body = body.clone();
         body[name] = value;
@@ -412,7 +270,7 @@ async fn a_code_is_for_one_application_one_address_and_one_verifier() {
 #[tokio::test]
 async fn forms_of_other_sites_get_nowhere() {
     let node = open_node();
-    let app = App::new(&node, false).await;
+    let app = app_of(&node, false).await;
     let asked = app.asked();
     let (cookie, consent) = app.logged_in(&asked).await;
     let allow = |form: &Fields| {

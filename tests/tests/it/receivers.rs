@@ -69,6 +69,56 @@ console.log(told(now, signed(now)), told(now, signed(now, 'other')), told(now, s
     assert_eq!(run("node", "r.mjs", &format!("{code}{cases}")), "true false false false");
 }
 
+#[test]
+fn the_go_receiver_takes_what_is_right_alone() {
+    if Command::new("go").arg("version").output().is_err() {
+        return skipped("go");
+    }
+    let code = block("go", "func Verify");
+    let head = "package main
+import (
+	\"crypto/hmac\"
+	\"crypto/sha256\"
+	\"encoding/hex\"
+	\"fmt\"
+	\"math\"
+	\"net/http\"
+	\"strconv\"
+	\"time\"
+)
+";
+    let cases = "
+func main() {
+	body := []byte(`{\"a\":1}`)
+	signed := func(at, secret string) string {
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(at + \".\"))
+		mac.Write(body)
+		return \"sha256=\" + hex.EncodeToString(mac.Sum(nil))
+	}
+	told := func(at, signature string, content []byte) bool {
+		h := http.Header{}
+		h.Set(\"X-Service-Timestamp\", at)
+		h.Set(\"X-Service-Signature\", signature)
+		return Verify(\"s3cret\", h, content)
+	}
+	now := strconv.FormatInt(time.Now().Unix(), 10)
+	old := strconv.FormatInt(time.Now().Unix()-400, 10)
+	fmt.Println(told(now, signed(now, \"s3cret\"), body), told(now, signed(now, \"other\"), body),
+		told(now, signed(now, \"s3cret\"), append(body, ' ')), told(old, signed(old, \"s3cret\"), body))
+}
+";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("receiver.go");
+    std::fs::write(&path, format!("{head}{code}{cases}")).expect("it is written");
+    let mut command = Command::new("go");
+    command.arg("run").arg(&path).env("GOCACHE", folder.path().join("cache"));
+    let output = command.env("GOFLAGS", "-mod=mod").output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert_eq!(told, "true false false false");
+}
+
 mod rust_receiver {
     //! The README's own lines; the story compares them.
 

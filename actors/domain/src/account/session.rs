@@ -12,10 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ApplicationId, Rejection, SessionId, Timestamp, UserId,
     account::{Code, Redemption, Scopes, Tenant},
-    event::ShardEvent,
+    directory::Directory,
+    event::{DirectoryEvent, ShardEvent},
     shard::Shard,
 };
 
+/// The longest that an access token is good.
+pub const TOKENS_LAST: Duration = Duration::from_secs(24 * 3600);
 /// How long the token before the current one is answered like it.
 pub const REUSE_GRACE: Duration = Duration::from_secs(10);
 /// Wrong passwords per account and address before guessing is paused.
@@ -157,6 +160,16 @@ pub(crate) fn refresh(
         && client == session.client;
     // An old token in other hands: this is not refused but done, so that it holds everywhere.
     if is_lost_answer { Ok(vec![]) } else { Ok(vec![ShardEvent::SessionGone(id)]) }
+}
+
+/// The access tokens of a session are good no more, on any node. Those of which nothing is left that could
+/// be shown are forgotten with it.
+pub(crate) fn end_session(state: &Directory, id: SessionId, at: Timestamp) -> Vec<DirectoryEvent> {
+    let over = state.ended_sessions.rows().filter(|(_, until)| ***until <= at);
+    let mut events: Vec<DirectoryEvent> =
+        over.map(|(id, _)| DirectoryEvent::SessionForgotten(*id)).collect();
+    events.push(DirectoryEvent::SessionEnded { id, until: at.plus(TOKENS_LAST) });
+    events
 }
 
 /// A code becomes a session, once. Used again, what came of it ends.

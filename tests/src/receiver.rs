@@ -5,7 +5,7 @@
 //! `/reset` resets the connection. What follows a `?` says nothing.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering::Relaxed},
@@ -76,7 +76,8 @@ impl Got {
 struct Seen {
     got: Mutex<Vec<Got>>,
     counts: Mutex<HashMap<String, usize>>,
-    attempts: Mutex<HashMap<String, usize>>,
+    /// By path and event.
+    attempts: Mutex<HashMap<String, BTreeMap<String, usize>>>,
     connections: AtomicUsize,
     called_at: Mutex<Vec<IpAddr>>,
 }
@@ -174,6 +175,11 @@ impl Receiver {
         lock(&self.seen.counts).get(path).copied().unwrap_or(0)
     }
 
+    /// How often each event came to a path.
+    pub fn attempts(&self, path: &str) -> BTreeMap<String, usize> {
+        lock(&self.seen.attempts).get(path).cloned().unwrap_or_default()
+    }
+
     /// How many connections were made.
     pub fn connections(&self) -> usize {
         self.seen.connections.load(Relaxed)
@@ -221,7 +227,8 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, seen: Arc<Seen>) {
     while let Some(got) = read(&mut stream).await {
         let attempt = {
             let mut attempts = lock(&seen.attempts);
-            let count = attempts.entry(format!("{} {}", got.path, got.id())).or_default();
+            let events = attempts.entry(got.path.clone()).or_default();
+            let count = events.entry(got.id().to_owned()).or_default();
             *count += 1;
             *count
         };

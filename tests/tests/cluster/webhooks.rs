@@ -2,7 +2,7 @@
 //! receivers do.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
@@ -98,15 +98,6 @@ async fn everything_that_happened(me: &Customer, wanted: usize) -> BTreeSet<Stri
         if is_all { Ok(events) } else { Err(format!("{before} events of {wanted}")) }
     })
     .await
-}
-
-/// How often each event came to a path.
-fn seen(receiver: &Receiver, path: &str) -> BTreeMap<String, usize> {
-    let mut seen = BTreeMap::new();
-    for got in receiver.got().into_iter().filter(|got| got.path == path) {
-        *seen.entry(got.id().to_owned()).or_default() += 1;
-    }
-    seen
 }
 
 /// Three nodes, agents whose changes are told, and receivers.
@@ -223,7 +214,7 @@ async fn everything_came(
         End::Waits => return,
     };
     eventually(&format!("{path} has everything"), patience, async || {
-        let seen = seen(receiver, path);
+        let seen = receiver.attempts(path);
         let missing = events.iter().filter(|id| seen.get(*id).is_none_or(|n| *n < attempts));
         match missing.count() {
             0 => Ok(()),
@@ -231,7 +222,7 @@ async fn everything_came(
         }
     })
     .await;
-    let seen = seen(receiver, path);
+    let seen = receiver.attempts(path);
     assert!(seen.keys().all(|id| events.contains(id)), "{path}: nothing that did not happen");
     let doubled: usize = seen.values().map(|count| count.saturating_sub(attempts)).sum();
     assert!(doubled <= doubled_at_most, "{path}: {doubled} deliveries came once more");

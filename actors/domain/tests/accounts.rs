@@ -270,6 +270,21 @@ fn a_key_acts_as_whoever_made_it_however_long_the_detour() {
     assert!(play(&mut state, change(owner, 1, to(Role::Viewer)), 7).is_ok());
 }
 
+#[test]
+fn ended_sessions_are_known_until_their_last_token_has_expired() {
+    let mut state = Directory::default();
+    let day = 24 * 3600;
+    for (id, seconds) in [(1, 10), (2, 20), (3, day)] {
+        play(&mut state, C::EndSession(SessionId(id)), seconds).expect("ended");
+    }
+    let known = |state: &Directory| -> Vec<u128> {
+        state.ended_sessions.rows().map(|(id, _)| id.0).collect()
+    };
+    assert_eq!(known(&state), [1, 2, 3]);
+    play(&mut state, C::EndSession(SessionId(4)), day + 10).expect("ended");
+    assert_eq!(known(&state), [2, 3, 4], "the longest token is good for a day");
+}
+
 fn event(number: u128) -> Occurrence {
     Occurrence {
         id: EventId::new(at(0), number),

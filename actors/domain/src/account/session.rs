@@ -25,6 +25,8 @@ pub const REUSE_GRACE: Duration = Duration::from_secs(10);
 pub const LOGIN_FAILURES_MAX: usize = 5;
 /// The window that wrong passwords are counted in.
 pub const LOGIN_WINDOW: Duration = Duration::from_secs(15 * 60);
+/// Ended sessions that are looked at for expired ones whenever another one ends.
+const ENDED_LOOKED_AT: usize = 256;
 /// Sessions of one person or application; the oldest goes when there are more.
 const SESSIONS_MAX: usize = 100;
 
@@ -162,10 +164,11 @@ pub(crate) fn refresh(
     if is_lost_answer { Ok(vec![]) } else { Ok(vec![ShardEvent::SessionGone(id)]) }
 }
 
-/// The access tokens of a session are good no more, on any node. Those of which nothing is left that could
-/// be shown are forgotten with it.
+/// The access tokens of a session are good no more, on any node. Older ones whose tokens have expired are
+/// forgotten with it.
 pub(crate) fn end_session(state: &Directory, id: SessionId, at: Timestamp) -> Vec<DirectoryEvent> {
-    let over = state.ended_sessions.rows().filter(|(_, until)| ***until <= at);
+    let oldest = state.ended_sessions.rows().take(ENDED_LOOKED_AT);
+    let over = oldest.filter(|(_, until)| ***until <= at);
     let mut events: Vec<DirectoryEvent> =
         over.map(|(id, _)| DirectoryEvent::SessionForgotten(*id)).collect();
     events.push(DirectoryEvent::SessionEnded { id, until: at.plus(TOKENS_LAST) });

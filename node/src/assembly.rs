@@ -216,9 +216,8 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let peers = open_peers(&data, &mut identity, &place, &authority).await?;
     let host = identity.peer_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
     let base_url = public_url(config, door.local_addr()?, host);
-    let names = local_names().into_iter().chain([host.trim_matches(['[', ']']).to_owned()]);
-    let names: Vec<String> = names.chain(config.http.names.clone()).collect();
-    let certificates = Certificates::open(&data.join("tls"), &names, &authority)?;
+    let certificates =
+        Certificates::open(&data.join("tls"), &front_names(host, config), &authority)?;
     let watch = Watch::new(config.actors().builds);
     let ledger = open_ledger(&data, &mut identity, config, &watch, &peers).await?;
     let port = PeerPort::new(Arc::clone(&ledger));
@@ -298,6 +297,12 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         tasks,
         _lock: lock,
     })
+}
+
+/// What clients may call this node by.
+fn front_names(host: &str, config: &Config) -> Vec<String> {
+    let own = local_names().into_iter().chain([host.trim_matches(['[', ']']).to_owned()]);
+    own.chain(config.http.names.clone()).collect()
 }
 
 /// The way to others: nodes, the cluster as a whole, the world outside.

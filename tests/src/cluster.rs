@@ -87,6 +87,18 @@ fn is_gone(pid: u32) -> bool {
     matches!(state, None | Some('Z'))
 }
 
+/// Waits a while for the end of a process that was told to end; then it is killed.
+pub(crate) fn see_off(child: &mut Child) {
+    for _ in 0..200 {
+        if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
 pub(crate) fn first_line(child: &mut Child) -> Value {
     let out = child.stdout.take().expect("its output is ours");
     let mut line = String::new();
@@ -294,15 +306,6 @@ impl Drop for Cluster {
             signal(node.pid, "-TERM");
         });
         signal(self.dev.id(), "-TERM");
-        for child in self.again.iter_mut().chain([&mut self.dev]) {
-            for _ in 0..200 {
-                if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.again.iter_mut().chain([&mut self.dev]).for_each(see_off);
     }
 }

@@ -7,7 +7,6 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU8, Ordering::Relaxed},
-    time::Duration,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -281,16 +280,7 @@ impl Drop for Network {
             self.go_on(node);
             self.signal(node, "-TERM");
         }
-        for child in self.nodes.iter_mut().flatten() {
-            for _ in 0..200 {
-                if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.nodes.iter_mut().flatten().for_each(crate::cluster::see_off);
         for node in 0..u8::try_from(self.nodes.len()).unwrap_or(u8::MAX).max(8) {
             ip(&["netns", "del", &self.namespace(node)]);
             let _ = std::fs::remove_dir_all(self.own_files(node));

@@ -79,8 +79,9 @@ async fn a_single_node_grows_into_a_cluster_and_keeps_everything() {
         assert_eq!(listed["items"].as_array().map(Vec::len), Some(jobs.len()));
     }
     // Two of five may be lost, one after the other.
-    cluster.kill(0);
     let me = cluster.customer(4);
+    me.put("/v1/cluster/config", &json!({ "dead_after_s": 2 })).await.data(200);
+    cluster.kill(0);
     eventually("its replicas have moved", Duration::from_secs(60), async || {
         let glance = me.get("/v1/cluster").await.data(200);
         let fits = glance["failure_tolerance"] == 1 && glance["nodes"]["dead"] == 1;

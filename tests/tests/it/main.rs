@@ -11,6 +11,7 @@ mod isolation;
 mod jobs;
 mod limits;
 mod logs;
+mod matrix;
 mod oauth;
 mod receivers;
 mod repeat;

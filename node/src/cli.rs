@@ -3,6 +3,7 @@
 use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 use crate::{adapters::tls, config::Settings, demo, dev, hooks, operate, serve};
@@ -65,6 +66,7 @@ pub fn main() -> ExitCode {
     tls::install_provider();
     let filter = EnvFilter::try_from_env("ROOST_LOG").unwrap_or_else(|_| EnvFilter::new(QUIET));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    leave_no_core();
     let done = run(command, config.as_deref());
     match done {
         Ok(code) => code,
@@ -72,6 +74,14 @@ pub fn main() -> ExitCode {
             say(&format!("roost: {error:#}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// A core file has everything that the process knows, keys and secrets with it.
+fn leave_no_core() {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if let Err(error) = setrlimit(Resource::Core, none) {
+        tracing::warn!(%error, "core files of this process may hold secrets");
     }
 }
 

@@ -47,8 +47,9 @@ pub(crate) fn binary() -> PathBuf {
     binary
 }
 
-fn spawn(data: &Path, settings: &[(String, String)]) -> (Child, Value) {
+fn spawn(data: &Path, settings: &[(String, String)], says: Stdio) -> (Child, Value) {
     let mut command = Command::new(binary());
+    command.stderr(says);
     command.args(["dev", "--json", "--port", "0", "--data"]).arg(data);
     command.envs(settings.iter().map(|(k, v)| (k, v)));
     command.stdout(Stdio::piped()).stdin(Stdio::null());
@@ -80,14 +81,24 @@ impl Node {
         Self::make(tempfile::tempdir().expect("a temporary folder"), settings)
     }
 
+    /// A fresh node with these settings; what it says goes into a file.
+    pub fn saying_into(file: std::fs::File, settings: &[(&str, &str)]) -> Self {
+        let data = tempfile::tempdir().expect("a temporary folder");
+        Self::speaking(data, settings, file.into())
+    }
+
     fn make(data: TempDir, settings: &[(&str, &str)]) -> Self {
+        Self::speaking(data, settings, Stdio::inherit())
+    }
+
+    fn speaking(data: TempDir, settings: &[(&str, &str)], says: Stdio) -> Self {
         let settings: Vec<_> = QUICK
             .iter()
             .chain(settings)
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
         let data = Arc::new(data);
-        let (child, ready) = spawn(data.path(), &settings);
+        let (child, ready) = spawn(data.path(), &settings, says);
         Self {
             child,
             data,
@@ -147,7 +158,7 @@ impl Node {
 
     /// Starts again on the same folder, after [`Node::kill`] or [`Node::terminate`].
     pub fn restart(&mut self) {
-        let (child, ready) = spawn(self.data.path(), &self.settings);
+        let (child, ready) = spawn(self.data.path(), &self.settings, Stdio::inherit());
         assert!(ready["live_key"].is_null(), "keys are shown once: {ready}");
         self.child = child;
         self.base_url = text(&ready["nodes"][0]["base_url"]);

@@ -1,6 +1,7 @@
 //! One node, real processes, real HTTPS: every promise of the interface as a story.
 
 mod agents;
+mod canaries;
 mod deploy;
 mod docker;
 mod door;

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long a node may take to tell; one that does not is taken for dead.
-const TOLD_WITHIN: Duration = Duration::from_millis(500);
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// Longer than any attempt and the wait for its turn.
 const UNDER_WAY_FOR: Duration = Duration::from_secs(80);
 

@@ -1,6 +1,11 @@
 //! Opens redb files so that what they acknowledge survives a power cut.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
 
@@ -9,10 +14,23 @@ use super::checked::Damaged;
 /// Page cache of one file.
 const CACHE_BYTES: usize = 16 * 1024 * 1024;
 
+/// A process that was killed holds its files for a moment longer.
+const FREE_WITHIN: Duration = Duration::from_secs(2);
+/// Between looks whether they are free.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// Opens or makes a file, and makes its name durable: redb syncs the file, not its folder.
 pub fn open(path: &Path) -> io::Result<Database> {
     let is_new = !path.exists();
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(explained)?;
+    let until = Instant::now() + FREE_WITHIN;
+    let database = loop {
+        match Builder::new().set_cache_size(CACHE_BYTES).create(path) {
+            Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < until => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            opened => break opened.map_err(explained)?,
+        }
+    };
     if is_new && let Some(folder) = path.parent() {
         fs::File::open(folder)?.sync_all()?;
     }

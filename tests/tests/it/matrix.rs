@@ -175,13 +175,15 @@ async fn things(node: &Node) -> BTreeMap<String, String> {
     let app = owner.post("/v1/oauth/applications", &app).await.data(201);
     let upload = json!({ "filename": "agent.tar.gz", "size_bytes": 100 });
     let upload = owner.post("/v1/uploads", &upload).await.data(201);
+    // The list has keys of both modes; this one is live.
+    let key = owner.post("/v1/api-keys", &json!({ "name": "live" })).await.data(201);
     let me = owner.get("/v1/auth/me").await.data(200);
     let pairs = [
         ("clouds", owner.cloud().await),
         ("deployments", first(&format!("/v1/agents/{agent}/deployments")).await),
         ("deliveries", first(&format!("/v1/webhooks/{hook}/deliveries")).await),
         ("events", first("/v1/events").await),
-        ("api-keys", first("/v1/api-keys").await),
+        ("api-keys", text(&key["id"])),
         ("users", first("/v1/users").await),
         ("organizations", text(&me["org_id"])),
         ("invitations", text(&invitation["id"])),

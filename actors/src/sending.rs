@@ -19,8 +19,8 @@ use crate::{
 
 /// How long a node may take to tell; one that does not is taken for dead.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
-/// Longer than any attempt and the wait for its turn.
-const UNDER_WAY_FOR: Duration = Duration::from_secs(80);
+/// Longer than any attempt and the wait for its turn: what is not known to have ended by then, has.
+pub const UNDER_WAY_FOR: Duration = Duration::from_secs(80);
 
 /// What this node has under way, and what it heard of others.
 #[derive(Default)]

@@ -30,7 +30,7 @@ use tokio::task::AbortHandle;
 use crate::{
     ports::{OutboundAnswer, OutboundRequest},
     root::{Told as Telling, detach},
-    sending::Begun,
+    sending::{Begun, UNDER_WAY_FOR},
     world::World,
 };
 
@@ -53,8 +53,6 @@ const NOTE_AGAIN: Duration = Duration::from_millis(500);
 const NOTED_WITHIN: Duration = Duration::from_secs(600);
 /// Between looks at what others have under way.
 const LOOK_AT_HELD: Duration = Duration::from_secs(1);
-/// How long is waited for what another node has under way, and does not tell how it ended.
-const HELD_FOR: Duration = Duration::from_secs(80);
 /// Retries after which a delivery holds up no others.
 const HOLDS_UP_UNTIL: usize = 2;
 
@@ -202,8 +200,7 @@ impl Sender {
         let rows: Vec<(DeliveryId, Waiting)> = {
             let state = self.world.ports.ledger.shard(self.claim.shard).read();
             let rows = state.pending_of(self.id);
-            let rows = rows.filter(|row| !self.under_way.contains_key(&row.id));
-            let rows = rows.filter(|row| !self.held.contains_key(&row.id));
+            let rows = rows.filter(|row| !self.is_being_sent(row.id));
             rows.filter_map(|row| Some((row.id, waiting(row)?))).collect()
         };
         let spread = u64::try_from(SPREAD_OVER.as_millis()).unwrap_or(u64::MAX);
@@ -240,7 +237,7 @@ impl Sender {
                 self.held.insert(id, node);
             }
         }
-        self.held_until = self.world.now().plus(HELD_FOR);
+        self.held_until = self.world.now().plus(UNDER_WAY_FOR);
         self.is_told = true;
     }
 
@@ -277,9 +274,14 @@ impl Sender {
         }
     }
 
+    /// Whether an attempt is under way, here or elsewhere.
+    fn is_being_sent(&self, id: DeliveryId) -> bool {
+        self.under_way.contains_key(&id) || self.held.contains_key(&id)
+    }
+
     /// Looks up one delivery.
     fn learn(&mut self, id: DeliveryId) {
-        if self.under_way.contains_key(&id) || self.held.contains_key(&id) {
+        if self.is_being_sent(id) {
             return;
         }
         let row = self.row(id);
@@ -460,10 +462,8 @@ impl Sender {
         let (world, claim) = (Arc::clone(&self.world), self.claim);
         let node_id = world.node_id;
         detach(async move {
-            let tried = old.iter().map(|row| Tried {
-                webhook: row.webhook,
-                id: row.id,
-                attempt: Attempt {
+            let tried = old.iter().map(|row| {
+                let attempt = Attempt {
                     at: now,
                     status_code: None,
                     duration_ms: 0,
@@ -471,11 +471,8 @@ impl Sender {
                     answer: String::new(),
                     node_id,
                     cause: Cause::Manual,
-                },
-                next_at: None,
-                is_gone: false,
-                asked: row.asked,
-                tried: row.tried,
+                };
+                Tried::of(row, attempt, None, false)
             });
             let command = Command::NoteAttempts(tried.collect());
             let _ = world.ask_shard(claim.shard, command, None, Some(claim)).await;
@@ -502,15 +499,7 @@ impl World {
         let waits = &self.settings.retry_waits;
         let next_at = delivery::next_attempt(step, waits, chance, retry_after, self.now());
         let is_over = !attempt.is_success() && (next_at.is_none() || is_gone);
-        let tried = Tried {
-            webhook: hook.id,
-            id: row.id,
-            attempt,
-            asked: row.asked,
-            tried: row.tried,
-            next_at,
-            is_gone,
-        };
+        let tried = Tried::of(row, attempt, next_at, is_gone);
         self.note_attempt(claim.shard, tried).await;
         if is_over {
             self.judge_receiver(claim, hook.id, is_gone).await;

@@ -1,6 +1,6 @@
 //! Jobs: accept, look, wait, list, cancel, repeat, remove.
 
-use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use domain::{
     AgentId, JobId, NodeId, Rejection, RequestId, Timestamp,
@@ -16,13 +16,13 @@ use tokio::time::Instant;
 
 use super::{
     Answered, Service, ServiceError,
-    walk::{TooLong, walk},
+    walk::{Fit, TooLong, page},
 };
 use crate::{
     ask::{self, Ask, Told},
     invocation,
     job::attempt,
-    ports::{Ledger, ProposeError},
+    ports::ProposeError,
     root::Thing,
 };
 
@@ -124,26 +124,6 @@ type Pick = fn(&Shard) -> &Table<JobId, Job>;
 /// Where jobs are. A job that ends meanwhile goes from the first to the second: it is seen at least
 /// once.
 const TABLES: [Pick; 2] = [|state| &state.jobs, |state| &state.finished];
-
-/// The jobs of one table that fit, at most `limit`.
-fn walk_table(
-    ledger: &dyn Ledger,
-    shard: u16,
-    table: Pick,
-    from: Option<JobId>,
-    order: Order,
-    limit: usize,
-    takes: impl Fn(&Job) -> bool,
-) -> Result<Vec<Arc<Job>>, TooLong> {
-    let mut found = vec![];
-    walk(ledger, shard, table, from, order, |_, job| {
-        if takes(&job) {
-            found.push(job);
-        }
-        if found.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
-    Ok(found)
-}
 
 impl Service {
     fn home(&self, id: JobId) -> u16 {
@@ -389,9 +369,10 @@ impl Service {
             let JobsWanted { tenant, filter, from, order, limit } = wanted;
             let mut found = vec![];
             for shard in shards {
-                let takes = |job: &Job| job.tenant == tenant && filter.takes(job);
+                let fit =
+                    |_: &JobId, job: &Job| Fit::if_taken(job.tenant == tenant && filter.takes(job));
                 for table in TABLES {
-                    found.extend(walk_table(&*ledger, shard, table, from, order, limit, takes)?);
+                    found.extend(page(&*ledger, shard, table, (from, order), limit, fit)?);
                 }
             }
             Ok(in_order(found, order, limit))

@@ -1,7 +1,7 @@
 //! What shards keep for reading: pages of history, each from the one shard that has it, wherever that
 //! is. A page holds what was acknowledged before it was asked for, unless the caller takes a stale one.
 
-use std::{cmp::Reverse, collections::BTreeMap, ops::ControlFlow, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use domain::{
     AuditId, DeliveryId, EventId, OrgId, SessionId, Timestamp, WebhookId,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Service, ServiceError,
-    walk::{TooLong, walk},
+    walk::{Fit, TooLong, page},
 };
 use crate::{
     ask::{self, Ask, Told},
@@ -122,7 +122,6 @@ impl EventsWanted {
     }
 
     fn read(&self, ledger: &dyn Ledger, shard: u16) -> Result<Vec<Occurrence>, TooLong> {
-        let mut found = vec![];
         let org = self.tenant.org.0;
         let end = if self.ascending { 0 } else { u128::MAX };
         // Ids are made of the time: a walk may begin where the window does.
@@ -132,28 +131,22 @@ impl EventsWanted {
             _ => end,
         };
         let from = (org, self.from.unwrap_or(EventId(edge)));
-        let order = Order::ascending(self.ascending);
-        walk(
+        let way = (Some(from), Order::ascending(self.ascending));
+        let found = page(
             ledger,
             shard,
             |state| &state.events,
-            Some(from),
-            order,
+            way,
+            self.limit,
             |key, row| {
                 let is_past = match self.ascending {
                     true => self.until.is_some_and(|until| row.at >= until),
                     false => self.since.is_some_and(|since| row.at < since),
                 };
-                if key.0 != org || is_past {
-                    return ControlFlow::Break(());
-                }
-                if self.takes(&row) {
-                    found.push(Occurrence::clone(&row));
-                }
-                go_on(found.len() < self.limit)
+                if key.0 != org || is_past { Fit::Past } else { Fit::if_taken(self.takes(row)) }
             },
         )?;
-        Ok(found)
+        Ok(own(&found))
     }
 }
 
@@ -169,24 +162,21 @@ impl DeliveriesWanted {
         // Ids are made of the event's time: the walk begins where the window ends.
         let end = self.until.map_or(DeliveryId(u128::MAX), |until| DeliveryId::new(until, 0));
         let from = (self.webhook.0, self.before.map_or(end, |before| before.min(end)));
+        let way = (Some(from), Order::Descending);
+        let fit = |key: &(u128, DeliveryId), row: &Delivery| {
+            let is_past = self.since.is_some_and(|since| row.event.at < since);
+            let is_over = key.0 != self.webhook.0 || is_past;
+            if is_over { Fit::Past } else { Fit::if_taken(self.takes(row)) }
+        };
         let mut found = BTreeMap::new();
         // One that is sent again meanwhile goes back: the first table is looked at twice.
         let on_their_way: Pick = |state| &state.deliveries;
         for table in [on_their_way, |state| &state.delivered, on_their_way] {
-            let mut taken = 0;
-            walk(ledger, shard, table, Some(from), Order::Descending, |key, row| {
-                let is_past = self.since.is_some_and(|since| row.event.at < since);
-                if key.0 != self.webhook.0 || is_past {
-                    return ControlFlow::Break(());
-                }
-                if self.takes(&row) {
-                    taken += 1;
-                    found.insert(Reverse(row.id), Delivery::clone(&row));
-                }
-                go_on(taken < self.limit)
-            })?;
+            let rows = page(ledger, shard, table, way, self.limit, fit)?;
+            found.extend(rows.into_iter().map(|row| (Reverse(row.id), row)));
         }
-        Ok(found.into_values().take(self.limit).collect())
+        let found: Vec<_> = found.into_values().take(self.limit).collect();
+        Ok(own(&found))
     }
 }
 
@@ -218,30 +208,27 @@ impl AuditWanted {
     }
 
     fn read(&self, ledger: &dyn Ledger, shard: u16) -> Result<Vec<Audited>, TooLong> {
-        let mut found = vec![];
         let from = (self.org.0, self.before.unwrap_or(AuditId(u128::MAX)));
-        walk(
+        let way = (Some(from), Order::Descending);
+        let found = page(
             ledger,
             shard,
             |state| &state.audit,
-            Some(from),
-            Order::Descending,
+            way,
+            self.limit,
             |key, row| {
-                if key.0 != self.org.0 || self.since.is_some_and(|since| row.at < since) {
-                    return ControlFlow::Break(());
-                }
-                if self.takes(&row) {
-                    found.push(Audited::clone(&row));
-                }
-                go_on(found.len() < self.limit)
+                let is_past = self.since.is_some_and(|since| row.at < since);
+                let is_over = key.0 != self.org.0 || is_past;
+                if is_over { Fit::Past } else { Fit::if_taken(self.takes(row)) }
             },
         )?;
-        Ok(found)
+        Ok(own(&found))
     }
 }
 
-fn go_on(is_wanted: bool) -> ControlFlow<()> {
-    if is_wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+/// Rows to give away.
+fn own<V: Clone>(rows: &[Arc<V>]) -> Vec<V> {
+    rows.iter().map(|row| V::clone(row)).collect()
 }
 
 impl RecordsWanted {

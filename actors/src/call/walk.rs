@@ -24,17 +24,34 @@ const LOOKS_FOR: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TooLong;
 
-/// Visits the rows beyond `from` until `visit` breaks. A row that moves between tables meanwhile may be
-/// met in both.
-pub(super) fn walk<K: Key, V: Row>(
+/// What becomes of a row.
+pub(super) enum Fit {
+    /// It is in the page.
+    Taken,
+    /// It is not.
+    PassedOver,
+    /// Nor is any that comes after it.
+    Past,
+}
+
+impl Fit {
+    /// Taken or not.
+    pub(super) fn if_taken(is_taken: bool) -> Self {
+        if is_taken { Self::Taken } else { Self::PassedOver }
+    }
+}
+
+/// The rows beyond `from` that fit, at most `limit`. A row that moves between tables meanwhile may be met
+/// in both.
+pub(super) fn page<K: Key, V: Row>(
     ledger: &dyn Ledger,
     shard: u16,
     table: impl Fn(&Shard) -> &Table<K, V>,
-    from: Option<K>,
-    order: Order,
-    mut visit: impl FnMut(&K, Arc<V>) -> ControlFlow<()>,
-) -> Result<(), TooLong> {
-    let (began, mut cursor) = (Instant::now(), from);
+    (from, order): (Option<K>, Order),
+    limit: usize,
+    fit: impl Fn(&K, &V) -> Fit,
+) -> Result<Vec<Arc<V>>, TooLong> {
+    let (began, mut cursor, mut found) = (Instant::now(), from, vec![]);
     loop {
         let (before, mut seen, mut is_over) = (cursor.clone(), 0, false);
         {
@@ -42,7 +59,12 @@ pub(super) fn walk<K: Key, V: Row>(
             table(&state).walk(before.as_ref(), order, |key, row| {
                 cursor = Some(key.clone());
                 seen += 1;
-                is_over = visit(key, row).is_break();
+                match fit(key, &row) {
+                    Fit::Taken => found.push(row),
+                    Fit::PassedOver => {}
+                    Fit::Past => is_over = true,
+                }
+                is_over |= found.len() >= limit;
                 if is_over || seen >= ROWS_PER_LOCK {
                     ControlFlow::Break(())
                 } else {
@@ -51,7 +73,7 @@ pub(super) fn walk<K: Key, V: Row>(
             });
         }
         if is_over || seen < ROWS_PER_LOCK {
-            return Ok(());
+            return Ok(found);
         }
         if began.elapsed() >= LOOKS_FOR {
             return Err(TooLong);

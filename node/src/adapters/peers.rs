@@ -14,7 +14,7 @@ use cluster::{
 };
 use domain::NodeId;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 
 /// Where actors of other nodes are asked.
@@ -51,13 +51,25 @@ impl NodePeers {
 
     /// The bytes that a node has under this path of its peer port; `None` if it has none.
     pub async fn fetch(&self, node: NodeId, path: &str) -> io::Result<Option<ByteStream>> {
-        let request = Request::get(format!("https://peer{path}"))
-            .body(cluster::peer::whole(Bytes::new()))
-            .map_err(io::Error::other)?;
-        let response = self.send_bulk(node, request).await.map_err(io::Error::other)?;
+        let response = self.send_bare(node, Method::GET, path).await?;
         let found = response.status() == StatusCode::OK;
         let bytes = response.into_body().into_data_stream().map_err(io::Error::other);
         Ok(found.then(|| bytes.boxed()))
+    }
+
+    /// Sends a request without a body.
+    pub async fn send_bare(
+        &self,
+        node: NodeId,
+        method: Method,
+        path: &str,
+    ) -> io::Result<PeerResponse> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("https://peer{path}"))
+            .body(cluster::peer::whole(Bytes::new()))
+            .map_err(io::Error::other)?;
+        self.send_bulk(node, request).await.map_err(io::Error::other)
     }
 
     /// Sends bulk.

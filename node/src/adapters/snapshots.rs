@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use cluster::RaftLedger;
 use domain::{SnapshotId, cloud::Provider};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
-use http::{Method, Request, StatusCode};
+use http::{Method, StatusCode};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
@@ -363,13 +363,9 @@ impl Snapshots for SnapshotPort {
             if record.node_id == self.0.sources.ledger.node_id() {
                 return self.0.remove_here(record.id);
             }
-            let request = Request::builder()
-                .method(Method::DELETE)
-                .uri(format!("https://peer{SNAPSHOTS_PATH}{}", record.id))
-                .body(cluster::peer::whole(bytes::Bytes::new()))
-                .map_err(io::Error::other)?;
-            let answer = self.0.sources.peers.send_bulk(record.node_id, request).await;
-            match answer.map_err(io::Error::other)?.status() {
+            let path = format!("{SNAPSHOTS_PATH}{}", record.id);
+            let peers = &self.0.sources.peers;
+            match peers.send_bare(record.node_id, Method::DELETE, &path).await?.status() {
                 StatusCode::OK => Ok(true),
                 StatusCode::NOT_FOUND => Ok(false),
                 other => Err(io::Error::other(format!("status {other}"))),

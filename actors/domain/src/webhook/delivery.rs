@@ -350,6 +350,14 @@ pub struct Tried {
     pub is_gone: bool,
 }
 
+impl Tried {
+    /// An attempt that began when the delivery was like this.
+    pub fn of(row: &Delivery, attempt: Attempt, next_at: Option<Timestamp>, is_gone: bool) -> Self {
+        let Delivery { webhook, id, asked, tried, .. } = *row;
+        Self { webhook, id, attempt, asked, tried, next_at, is_gone }
+    }
+}
+
 /// Only the last attempt's answer is kept whole.
 fn shorten(answer: &mut String) {
     let end = (0..=OLD_ANSWER_BYTES_MAX).rev().find(|end| answer.is_char_boundary(*end));

@@ -11,10 +11,10 @@ use std::{
 };
 
 use domain::{
-    AgentId, DeploymentId, InstanceId, NodeId, Timestamp,
+    AgentId, DeploymentId, InstanceId, NodeId, Rejection, Timestamp,
     agent::{
         Agent, Desired, Source, Status,
-        plan::{self, Crashes, Plan, Seen, Step, View},
+        plan::{self, Crashes, DRAINED_AGAIN_AFTER, Plan, Seen, Step, View},
     },
     cloud::Provider,
     deployment::{Deployment, Failure, Image},
@@ -32,7 +32,7 @@ use crate::{
     ask::{self, Ask, Observed, Told},
     instance::Ended,
     log_line,
-    ports::{BuildRequest, Channel, Opened},
+    ports::{BuildRequest, Channel, Opened, ProposeError},
     root::{Told as Telling, detach},
     world::World,
 };
@@ -43,6 +43,9 @@ const ROOM_LOOKED_FOR_EVERY: Duration = Duration::from_secs(5);
 const OBSERVED_WITHIN: Duration = Duration::from_secs(1);
 /// How long a node that did not take an instance is not asked again.
 const AVOIDED_FOR: Duration = Duration::from_secs(5);
+
+/// Between looks whether an organization has few enough builds under way for one more.
+const BUILD_AGAIN: Duration = Duration::from_millis(500);
 
 /// What wakes an agent.
 pub enum AgentMessage {
@@ -83,6 +86,8 @@ pub struct Owner {
     build: Option<(DeploymentId, AbortHandle)>,
     alarm: Option<AbortHandle>,
     no_room_at: Option<Timestamp>,
+    /// When instances were told to drain last.
+    drained_at: BTreeMap<InstanceId, Timestamp>,
 }
 
 impl Drop for Owner {
@@ -118,6 +123,7 @@ impl Actor for AgentActor {
             build: None,
             alarm: None,
             no_room_at: None,
+            drained_at: BTreeMap::new(),
         })
     }
 
@@ -339,7 +345,12 @@ impl Owner {
     fn is_under_way(&self, step: &Step) -> bool {
         match step {
             Step::Build(id) => self.build.as_ref().is_some_and(|(building, _)| building == id),
-            Step::Drain(id, _) => self.seen(*id) == Some(Seen::Draining),
+            Step::Drain(id, _) => {
+                let told = self.drained_at.get(id);
+                let now = self.world.now();
+                self.seen(*id) == Some(Seen::Draining)
+                    || told.is_some_and(|at| now.since(*at) < DRAINED_AGAIN_AFTER)
+            }
             Step::Place { .. } => {
                 let now = self.world.now();
                 self.no_room_at.is_some_and(|at| now.since(at) < ROOM_LOOKED_FOR_EVERY)
@@ -568,7 +579,9 @@ impl Owner {
     fn registry_password(&self, source: &Source) -> Option<Opened> {
         let Source::Docker { credentials: Some(credentials), .. } = source else { return None };
         let place = sealed_place(self.id, "source.credentials.password");
-        let plain = match self.world.sealer.open(&credentials.password, &place) {
+        let agent = self.world.directory().read().agents.get(&self.id)?;
+        let sealer = self.world.opener(agent.tenant.org);
+        let plain = match sealer.and_then(|sealer| sealer.open(&credentials.password, &place)) {
             Ok(plain) => plain,
             Err(error) => {
                 warn!(agent_id = %self.id, %error, "the registry's password can't be opened");
@@ -578,7 +591,6 @@ impl Owner {
         if !credentials.is_template {
             return Some(Opened(plain));
         }
-        let agent = self.world.directory().read().agents.get(&self.id)?;
         match self.world.resolved((agent.tenant, agent.cloud_id), &plain) {
             Ok(resolved) => Some(Opened(resolved.into())),
             Err(failure) => {
@@ -610,9 +622,11 @@ impl Owner {
         {
             seen.seen = Seen::Draining;
         }
+        self.drained_at.insert(id, self.world.now());
     }
 
     async fn remove(&mut self, id: InstanceId, sight: &Sight) -> Result<(), ActorProcessingErr> {
+        self.drained_at.remove(&id);
         let row = sight.rows.iter().find(|row| row.id == id);
         if let (Some(Observed { ended, .. }), Some(row)) = (self.seen.remove(&id), row) {
             if !ended.asked {
@@ -638,11 +652,25 @@ async fn build(
     request: BuildRequest,
 ) -> Option<Result<Image, Failure>> {
     let (agent, id) = (request.agent_id, request.deployment_id);
-    let _builder = world.watch.builders.acquire().await.ok()?;
-    if let Err(error) = world.report(claim, Command::BeginBuild { agent, id }).await {
-        warn!(agent_id = %agent, %error, "a build could not begin");
-        return None;
-    }
+    let _builder = loop {
+        if !world.directory().read().has_room_to_build(agent) {
+            tokio::time::sleep(BUILD_AGAIN).await;
+            continue;
+        }
+        let builder = world.watch.builders.acquire().await.ok()?;
+        match world.report(claim, Command::BeginBuild { agent, id }).await {
+            Ok(_) => break builder,
+            // The organization has others under way: this node's builder is free for somebody else.
+            Err(ProposeError::Rejected(Rejection::QuotaExceeded { .. })) => {
+                drop(builder);
+                tokio::time::sleep(BUILD_AGAIN).await;
+            }
+            Err(error) => {
+                warn!(agent_id = %agent, %error, "a build could not begin");
+                return None;
+            }
+        }
+    };
     let logs = Arc::clone(world);
     let sink = Arc::new(move |channel: Channel, text: String| {
         for part in log_line::split(&text) {

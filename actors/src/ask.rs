@@ -2,19 +2,21 @@
 //! checked before; whatever starts, drains or ends an instance carries a claim besides, and one that
 //! is older than the newest known is refused.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use domain::{
-    AgentId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant, agent::plan::Seen,
-    codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
+    AgentId, ApiKeyId, InstanceId, JobId, NodeId, Rejection, Timestamp, account::Tenant,
+    agent::plan::Seen, codec, idempotency::Keyed, job::Job, machine::Claim, table::Order,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     attempt::Held,
     call::{JobFilter, JobsWanted, MetricsRange, Records, RecordsWanted, Service, ServiceError},
+    flight::Share,
     instance::Ended,
+    limiter::Admission,
     meter::Totals,
     ports::{LogLine, LogQuery, PeerError},
     sending::Begun,
@@ -71,6 +73,18 @@ pub enum Ask {
     Metrics { agent: AgentId, range: MetricsRange },
     /// What you know of these agents beside the directory.
     Figures { agents: Vec<AgentId> },
+    /// Count a call without credentials.
+    CountAddress(IpAddr),
+    /// Count a call with a key that may make so many a minute.
+    CountKey { key: ApiKeyId, most: u64 },
+    /// So many calls of a tenant may be in flight on this node, of those that you keep count of.
+    Share { tenant: Tenant, node: NodeId, wanted: Share },
+    /// So many are in use on this node.
+    NoteShare { tenant: Tenant, node: NodeId, share: Share },
+    /// How many may be in flight on yours? What is not in use may be called back.
+    HeldShare { tenant: Tenant, call_back: bool },
+    /// How many jobs of a tenant wait in shards that you have?
+    Queued { shards: Vec<u16>, tenant: Tenant },
     /// What have you under way of a shard that somebody else leads by now?
     Sending { claim: Claim },
 }
@@ -112,6 +126,12 @@ pub enum Told {
     Figures(Vec<Figures>),
     /// Deliveries that are under way.
     Sending(Vec<Begun>),
+    /// Whether a call may go on.
+    Counted(Admission),
+    /// Calls that may be in flight.
+    Share(Share),
+    /// Jobs that wait.
+    Queued(u64),
 }
 
 /// An instance as its node sees it.
@@ -164,8 +184,19 @@ impl World {
         within: Duration,
     ) -> Result<Told, PeerError> {
         if node == self.node_id {
-            return Ok(self.answer(ask).await);
+            // It answers questions of every kind: who asks one should not have to hold them all.
+            return Ok(Box::pin(self.answer(ask)).await);
         }
+        self.ask_other(node, ask, within).await
+    }
+
+    /// Asks another node.
+    pub(crate) async fn ask_other(
+        &self,
+        node: NodeId,
+        ask: Ask,
+        within: Duration,
+    ) -> Result<Told, PeerError> {
         let question = Bytes::from(codec::encode(&ask));
         let answer = self.ports.peers.ask(node, question, within).await?;
         codec::decode(&answer).map_err(|error| PeerError::Broken(error.to_string()))
@@ -213,6 +244,21 @@ impl World {
                 self.attempts.forget(job, epoch);
                 Told::Done
             }
+            Ask::CountAddress(address) => Told::Counted(self.count_address_here(address)),
+            Ask::CountKey { key, most } => Told::Counted(self.count_key_here(key, most)),
+            Ask::Share { tenant, node, wanted } => {
+                let most = self.in_flight_max(tenant);
+                let calls = self.grant_share(tenant, node, wanted, most).await;
+                Told::Share(Share { calls, number: wanted.number })
+            }
+            Ask::NoteShare { tenant, node, share } => {
+                self.note_share(tenant, node, share).await;
+                Told::Done
+            }
+            Ask::HeldShare { tenant, call_back } => {
+                Told::Share(self.flights.share(tenant, call_back, self.now()))
+            }
+            Ask::Queued { shards, tenant } => Told::Queued(self.queued_here(&shards, tenant)),
             reading @ (Ask::Job { .. }
             | Ask::Jobs { .. }
             | Ask::Records { .. }
@@ -270,6 +316,12 @@ impl World {
             | Ask::Dismiss { .. }
             | Ask::Observe { .. }
             | Ask::Sending { .. }
+            | Ask::CountAddress(_)
+            | Ask::CountKey { .. }
+            | Ask::Share { .. }
+            | Ask::NoteShare { .. }
+            | Ask::HeldShare { .. }
+            | Ask::Queued { .. }
             | Ask::Touch { .. }
             | Ask::BeginAttempt { .. }
             | Ask::AwaitAttempt { .. }

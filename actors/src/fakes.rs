@@ -31,10 +31,6 @@ use tokio::{
 };
 
 use crate::{
-    attempt::Attempts,
-    invocation::AgentClient,
-    limiter::Limiter,
-    meter::Meter,
     ports::{
         BlobError, Blobs, BuildRequest, ByteStream, Clock, ClusterView, Contact, Entropy, Exit,
         GroupView, Ledger, LineSink, LogLine, LogQuery, Logs, NewToken, Observer as _, Outbound,
@@ -43,8 +39,7 @@ use crate::{
         StartRequest, Started,
     },
     root::{Watch, lock},
-    route::Routes,
-    seal::Sealer,
+    seal::{Keychain, MasterKey},
     settings::Settings,
     world::{Ports, World},
 };
@@ -74,7 +69,7 @@ impl MemoryLedger {
 
     fn take(&self, claim: Claim) {
         let command = directory::Command::Take;
-        let entry = Entry { at: Timestamp::default(), claim: Some(claim), key: None, command };
+        let entry = Entry { claim: Some(claim), ..Entry::new(Timestamp::default(), command) };
         let _ = machine::apply(&mut *self.directory.write(), &entry);
     }
 
@@ -154,6 +149,10 @@ impl Ledger for MemoryLedger {
 
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>> {
         self.leading.subscribe()
+    }
+
+    fn leads_directory(&self) -> bool {
+        true
     }
 }
 
@@ -462,6 +461,10 @@ impl Blobs for MemoryBlobs {
         async move { found }.boxed()
     }
 
+    fn keep_copies(&self, _: BTreeSet<String>) -> BoxFuture<'_, u64> {
+        async { 0 }.boxed()
+    }
+
     fn sweep(&self, needed: BTreeSet<String>, _: Duration) -> BoxFuture<'_, u64> {
         let mut kept = lock(&self.0);
         let before = kept.len();
@@ -614,6 +617,24 @@ impl Outbound for Receiver {
     }
 }
 
+fn world(ports: Ports, settings: Settings, node_id: NodeId, watch: Arc<Watch>) -> World {
+    let boot = format!("{node_id}:first");
+    let keychain = Keychain::new(vec![MasterKey::new([7; 32])]);
+    World::new(ports, settings, (node_id, boot), keychain, watch)
+}
+
+/// A node's world over another ledger and another clock; everything else is as here.
+pub fn world_over(
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    node_id: NodeId,
+) -> Arc<World> {
+    let watch = Watch::new(settings.builds);
+    let ports = Ports { ledger, clock, ..FakeNode::new(settings.clone()).world.ports.clone() };
+    Arc::new(world(ports, settings, node_id, watch))
+}
+
 impl FakeNode {
     /// With these settings; nothing acts until [`crate::root::start`].
     pub fn new(settings: Settings) -> Self {
@@ -623,32 +644,20 @@ impl FakeNode {
         let clock = Arc::new(HandClock::default());
         let logs = Arc::new(MemoryLogs::default());
         let receiver = Arc::new(Receiver::default());
-        let world = Arc::new(World {
-            ports: Ports {
-                ledger: Arc::clone(&ledger) as _,
-                runtime: Arc::clone(&containers) as _,
-                blobs: Arc::new(MemoryBlobs::default()),
-                logs: Arc::clone(&logs) as _,
-                series: Arc::new(NoSeries),
-                clock: Arc::clone(&clock) as _,
-                entropy: Arc::new(Counter::default()),
-                peers: Arc::new(Nobody),
-                cluster: Arc::new(Nobody),
-                outbound: Arc::clone(&receiver) as _,
-                snapshots: Arc::new(Nobody),
-            },
-            settings,
-            node_id: NodeId(1),
-            boot: format!("{}:first", NodeId(1)),
-            sealer: Sealer::new(&[7; 32]),
-            routes: Routes::default(),
-            client: AgentClient::default(),
-            meter: Meter::default(),
-            watch,
-            attempts: Attempts::default(),
-            sending: Arc::default(),
-            limiter: Limiter::default(),
-        });
+        let ports = Ports {
+            ledger: Arc::clone(&ledger) as _,
+            runtime: Arc::clone(&containers) as _,
+            blobs: Arc::new(MemoryBlobs::default()),
+            logs: Arc::clone(&logs) as _,
+            series: Arc::new(NoSeries),
+            clock: Arc::clone(&clock) as _,
+            entropy: Arc::new(Counter::default()),
+            peers: Arc::new(Nobody),
+            cluster: Arc::new(Nobody),
+            outbound: Arc::clone(&receiver) as _,
+            snapshots: Arc::new(Nobody),
+        };
+        let world = Arc::new(world(ports, settings, NodeId(1), watch));
         Self { world, ledger, containers, clock, logs, receiver }
     }
 }

@@ -19,10 +19,12 @@ use serde_json::{Value, value::RawValue};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
+    flight::Flight,
     instance::InstanceMessage,
     meter::Sample,
     ports::{PeerError, PeerResponse},
     route::{Endpoint, NoSlot, Patience, Place, Slot},
+    settings::Settings,
     wire::{self, Answer, Context, EventReader, StreamEvent},
     world::World,
 };
@@ -178,9 +180,8 @@ impl From<PeerError> for CallError {
 impl World {
     /// A slot for a call that may last until `deadline`.
     pub async fn slot(&self, agent: AgentId, deadline: Instant) -> Result<Slot, NoSlot> {
-        let patience =
-            Patience { deadline, ready_wait: self.settings.ready_wait, queue: self.settings.queue };
-        let at_once = self.routes.take_at_once(agent, self.settings.in_flight);
+        let serves = self.serves(agent);
+        let at_once = self.routes.take_at_once(agent, serves, self.settings.in_flight);
         if let Ok(Some(slot)) = at_once {
             return Ok(slot);
         }
@@ -188,6 +189,8 @@ impl World {
             self.meter.cold_start(agent, self.now());
         }
         at_once?;
+        let Settings { ready_wait, queue, .. } = self.settings;
+        let patience = Patience { serves, deadline, ready_wait, queue };
         self.routes.wait_for(agent, patience).await
     }
 
@@ -309,16 +312,18 @@ impl World {
         request.body(body).expect("paths and headers were checked when they came in")
     }
 
-    /// Calls the agent and hands its events on as they come.
+    /// Calls the agent and hands its events on as they come; the call is in flight until the last.
     pub async fn stream(
         self: &Arc<Self>,
         call: Invocation,
+        flight: Flight,
     ) -> Result<mpsc::Receiver<Result<StreamEvent, CallError>>, CallError> {
         let deadline = Instant::now() + call.timeout;
         let mut slot = self.slot(call.agent_id, deadline).await?;
         let (sender, receiver) = mpsc::channel(STREAM_EVENTS_WAITING);
         let world = Arc::clone(self);
         crate::root::detach(async move {
+            let _flight = flight;
             let began = Instant::now();
             let pump = tokio::time::timeout_at(deadline, async {
                 loop {

@@ -211,6 +211,15 @@ async fn finish(
     }
 }
 
+/// Between askings of a node whose instance has just been taken by a call from elsewhere. Another instance is
+/// written down before it is asked, so that is not done at every turn.
+const BUSY_PAUSES: [Duration; 4] = [
+    Duration::from_millis(20),
+    Duration::from_millis(40),
+    Duration::from_millis(80),
+    Duration::from_millis(160),
+];
+
 /// One attempt, from a slot to a committed outcome.
 struct Carry {
     world: Arc<World>,
@@ -276,7 +285,15 @@ impl Carry {
             job: Box::new(Job::clone(job)),
             instance: slot.endpoint.id,
         };
-        match self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await {
+        let mut pauses = BUSY_PAUSES.iter();
+        let told = loop {
+            let told = self.world.ask_node(node, ask.clone(), ask::ANSWER_WITHIN).await;
+            match (&told, pauses.next()) {
+                (Ok(Told::Busy), Some(pause)) => tokio::time::sleep(*pause).await,
+                (_, _) => break told,
+            }
+        };
+        match told {
             Ok(Told::Done) => self.end_of(job).await,
             Ok(Told::Busy) => {
                 slot.endpoint.mark_busy();

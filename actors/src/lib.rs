@@ -12,20 +12,24 @@
 //! invocations, builds, streams — runs in tasks that report back. Synchronous calls do not pass
 //! through a mailbox at all: they take a slot from [`route`] and go to the instance.
 
+pub mod address;
 pub mod agent;
 pub mod ask;
 pub mod attempt;
 pub mod call;
 #[cfg(feature = "fakes")]
 pub mod fakes;
+pub mod flight;
 pub mod image;
 pub mod instance;
 pub mod invocation;
 pub mod job;
+pub mod key_rate;
 pub mod limiter;
 pub mod log_line;
 pub mod members;
 pub mod meter;
+pub mod minute;
 pub mod payload;
 pub mod ports;
 pub mod relay;
@@ -35,6 +39,7 @@ pub mod seal;
 pub mod sending;
 pub mod settings;
 pub mod start;
+pub mod vouching;
 pub mod webhook;
 pub mod wire;
 pub mod world;

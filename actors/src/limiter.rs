@@ -4,11 +4,10 @@
 //!
 //! A node with much to do borrows ahead, at most a fair share of what is left; near the limit it
 //! borrows only for those who wait, so no node starves while calls are left. What is not spent goes
-//! back within a second. Calls without credentials are counted by address, on each node.
+//! back within a second.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::IpAddr,
     sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicU64, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -19,6 +18,8 @@ use domain::{
     rate::{Allowance, Grant, LENT_FOR, Spent},
     shard::{Command, Reply},
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{root::lock, world::World};
 
@@ -32,9 +33,6 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long a question is repeated while the shard has no leader.
 const ASKED_FOR: Duration = Duration::from_secs(5);
-/// Addresses remembered at most; the quietest go first.
-const ADDRESSES_MAX: usize = 10_000;
-const MINUTE: u64 = 60;
 
 /// How many calls are allowed to whom.
 #[derive(Clone, Debug)]
@@ -72,7 +70,7 @@ impl Rates {
 }
 
 /// Where a caller stands: what the headers of every answer say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Calls of the window.
     pub limit: u64,
@@ -85,7 +83,7 @@ pub struct Standing {
 }
 
 /// Whether a call may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Admission {
     /// It may.
     Allowed(Standing),
@@ -133,7 +131,6 @@ impl Drop for Waits<'_> {
 #[derive(Default)]
 pub struct Limiter {
     accounts: RwLock<HashMap<Tenant, Arc<Account>>>,
-    addresses: Mutex<HashMap<IpAddr, BTreeMap<u64, u64>>>,
 }
 
 fn standing(grant: Option<&Grant>, left: u64, allowance: Allowance, now: Timestamp) -> Standing {
@@ -206,52 +203,6 @@ impl Limiter {
         let mut accounts = self.accounts.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(accounts.entry(tenant).or_default())
     }
-
-    /// Counts a call without credentials.
-    fn admit_address(&self, address: Option<IpAddr>, most: u64, now: Timestamp) -> Admission {
-        let Some(address) = address else {
-            let reset = now.seconds() + MINUTE;
-            return Admission::Allowed(Standing {
-                limit: most,
-                remaining: most,
-                reset,
-                is_day: false,
-            });
-        };
-        let now = now.seconds();
-        let mut addresses = lock(&self.addresses);
-        let mut address = prefix(address);
-        if addresses.len() >= ADDRESSES_MAX && !addresses.contains_key(&address) {
-            let is_quiet = |seconds: &BTreeMap<u64, u64>| {
-                seconds.keys().next_back().is_none_or(|last| last + MINUTE <= now)
-            };
-            let quiet = addresses.iter().find(|(_, seconds)| is_quiet(seconds)).map(|(ip, _)| *ip);
-            match quiet {
-                Some(quiet) => drop(addresses.remove(&quiet)),
-                // So many at once are no customers: they share one budget.
-                None => address = IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-            }
-        }
-        let seconds = addresses.entry(address).or_default();
-        seconds.retain(|second, _| *second + MINUTE > now);
-        let used: u64 = seconds.values().sum();
-        let oldest = seconds.keys().next().copied().unwrap_or(now);
-        let standing =
-            |remaining| Standing { limit: most, remaining, reset: oldest + MINUTE, is_day: false };
-        if used >= most {
-            return Admission::Refused(standing(0));
-        }
-        *seconds.entry(now).or_default() += 1;
-        Admission::Allowed(standing(most - used - 1))
-    }
-}
-
-/// What counts as one address: an IPv6 customer has a whole /64.
-fn prefix(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
-        v4 @ IpAddr::V4(_) => v4,
-    }
 }
 
 impl World {
@@ -266,31 +217,6 @@ impl World {
     fn allowance(&self, tenant: Tenant) -> Allowance {
         let tier = self.directory().read().tier(tenant.org);
         self.settings.rates.of(tier)
-    }
-
-    /// Where an address stands, without counting a call.
-    pub fn standing_of_address(&self, address: Option<IpAddr>) -> Standing {
-        let limit = self.settings.rates.unauthenticated_per_minute;
-        let addresses = lock(&self.limiter.addresses);
-        let seconds = address.and_then(|address| addresses.get(&prefix(address)));
-        let now = self.now().seconds();
-        let counted = |seconds: &BTreeMap<u64, u64>| -> u64 {
-            seconds.iter().filter(|(at, _)| **at + MINUTE > now).map(|(_, calls)| *calls).sum()
-        };
-        let remaining = limit.saturating_sub(seconds.map_or(0, counted));
-        Standing { limit, remaining, reset: now + MINUTE, is_day: false }
-    }
-
-    /// Counts a call without credentials.
-    pub fn admit_address(&self, address: Option<IpAddr>) -> Admission {
-        let most = self.settings.rates.unauthenticated_per_minute;
-        let admission = self.limiter.admit_address(address, most, self.now());
-        match admission {
-            Admission::Refused(standing) if !self.settings.rates.enabled => {
-                Admission::Allowed(standing)
-            }
-            Admission::Allowed(_) | Admission::Refused(_) | Admission::Unknown(_) => admission,
-        }
     }
 
     /// Counts a call of a tenant.
@@ -409,27 +335,5 @@ impl World {
         // A busy account goes on with a new batch; callers wait for it as for any other.
         let waiting = account.waiting.load(Relaxed).max(u64::from(is_busy));
         let _ = self.borrow(tenant, account, waiting, allowance).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_have_their_own_minute() {
-        let limiter = Limiter::default();
-        let at = |seconds: u64| Timestamp::from_millis(1_700_000_000_000 + seconds * 1000);
-        let one = Some("203.0.113.1".parse().expect("an address"));
-        let v6 = |text: &str| Some(text.parse().expect("an address"));
-        let allowed = |address, seconds| {
-            matches!(limiter.admit_address(address, 2, at(seconds)), Admission::Allowed(_))
-        };
-        assert!(allowed(one, 0) && allowed(one, 10));
-        assert!(!allowed(one, 20));
-        assert!(allowed(v6("2001:db8::1"), 20) && allowed(v6("2001:db8::2"), 20));
-        assert!(!allowed(v6("2001:db8::3"), 20), "a customer of IPv6 is one address");
-        assert!(allowed(one, 60), "the first second left the window");
-        assert!(!allowed(one, 61));
     }
 }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use domain::{NodeId, node::NodeStatus};
+use sha2::{Digest as _, Sha256};
 
 use crate::{
     ask::{Ask, Told},
@@ -16,6 +17,16 @@ impl World {
         let rows = directory.nodes.rows().filter(|(_, node)| node.is_member());
         let others = rows.map(|(id, _)| *id).filter(|id| *id != self.node_id);
         others.filter(|id| self.ports.peers.is_alive(*id)).collect()
+    }
+
+    /// The node that keeps something of this name in memory for all; `None` if it is this one. Members that
+    /// answer take part, so another one keeps it when that one dies (rendezvous hashing).
+    pub fn keeper(&self, name: &[u8]) -> Option<NodeId> {
+        let weight = |node: &NodeId| -> [u8; 32] {
+            Sha256::new().chain_update(name).chain_update(node.0.to_be_bytes()).finalize().into()
+        };
+        let all = self.others().into_iter().chain([self.node_id]);
+        all.max_by_key(weight).filter(|node| *node != self.node_id)
     }
 
     /// Whether a node belongs to the cluster no more, whatever it does.

@@ -70,10 +70,20 @@ impl World {
             tracing::debug!("blobs are not swept: not every shard says what it needs");
             return;
         };
+        let missing = self.ports.blobs.keep_copies(needed.clone()).await;
+        if missing > 0 {
+            tracing::warn!(missing, "blobs are not on as many nodes as they should be");
+        }
         let removed = self.ports.blobs.sweep(needed, self.settings.unnamed_blobs_after).await;
         if removed > 0 {
             tracing::info!(removed, "blobs that nothing needed are gone");
         }
+    }
+
+    /// Before this node leaves: whether everything that is here and needed is on other nodes, too.
+    pub async fn hand_over_blobs(self: &Arc<Self>) -> bool {
+        let Some(needed) = self.needed_blobs().await else { return false };
+        self.ports.blobs.keep_copies(needed).await == 0
     }
 
     /// Everything that anything needs; `None` if a shard could not be asked.

@@ -89,6 +89,8 @@ pub trait Ledger: Send + Sync + 'static {
     fn has_shard(&self, shard: u16) -> bool;
     /// The shards that this node leads now, with their terms.
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>>;
+    /// Whether this node leads the directory.
+    fn leads_directory(&self) -> bool;
 }
 
 /// Why another node gave no answer.
@@ -374,6 +376,9 @@ pub trait Blobs: Send + Sync + 'static {
     fn read(&self, sha256: &str) -> BoxFuture<'_, std::io::Result<Option<bytes::Bytes>>>;
     /// Says that a blob will be needed by something new; whether it is still here.
     fn touch(&self, sha256: &str) -> BoxFuture<'_, bool>;
+    /// Gives copies of what is here and needed to the nodes that should have them; how many copies are still
+    /// missing, because a node did not take one.
+    fn keep_copies(&self, needed: BTreeSet<String>) -> BoxFuture<'_, u64>;
     /// Removes blobs that were neither kept nor touched within `grace` and that `needed` does not
     /// name; how many.
     fn sweep(&self, needed: BTreeSet<String>, grace: std::time::Duration) -> BoxFuture<'_, u64>;

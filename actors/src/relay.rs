@@ -1,29 +1,37 @@
-//! From the outboxes to everybody who is to hear of it: the organization's event log, and every
-//! webhook that listens.
+//! From the outboxes to everybody who is to hear of it: the organization's event log, every webhook that
+//! listens, and the audit log.
 //!
 //! The leader of each group carries what waits there, oldest first. Each step is harmless to repeat:
 //! the log keeps an event once, a webhook has it in line once, and only then is it marked as told. So
-//! an event arrives at least once in transit and once in effect, whichever nodes die meanwhile.
+//! an event arrives at least once in transit and once in effect, whichever nodes die meanwhile. What is for a
+//! shard that does not answer stays where it is; everything else passes it by.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use domain::{
-    OrgId, WebhookId,
-    directory::Command as DirectoryCommand,
-    machine::Claim,
-    outbox::{Occurrence, SERVICE},
+    WebhookId, audit,
+    directory::{Command as DirectoryCommand, Directory},
+    outbox::{Item, Occurrence, SERVICE, Waiting},
     planted::{self, Bug},
     shard::Command,
     webhook::delivery::Cause,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{ports::ProposeError, world::World};
 
-/// Events carried at once.
+/// Events carried at once, and rows of the audit log.
 const CARRIED_AT_ONCE: usize = 256;
 /// Between looks when nothing is heard of.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a shard may take to write down what it is given.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(2);
+/// How long a shard that did not answer is let alone.
+const LET_ALONE_FOR: Duration = Duration::from_millis(500);
 /// After a step that failed.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -73,16 +81,17 @@ impl World {
     }
 
     async fn relay_of(self: Arc<Self>, group: Group) {
+        let mut silent = Silent::default();
         loop {
-            let carried = match self.claim_to(group) {
-                Some(claim) => self.carry(group, claim).await,
-                None => Ok(0),
+            let carried = match self.carries(group) {
+                true => self.carry(group, &mut silent).await,
+                false => Ok(false),
             };
             match carried {
-                Ok(CARRIED_AT_ONCE) => {}
-                Ok(_) => {
+                Ok(true) => {}
+                Ok(false) => {
                     let bell = self.watch.bells.of(group).notified();
-                    let _ = tokio::time::timeout(LOOK_EVERY, bell).await;
+                    let _ = tokio::time::timeout(silent.soonest(), bell).await;
                 }
                 Err(error) => {
                     tracing::debug!(?group, %error, "events are not told yet");
@@ -92,101 +101,209 @@ impl World {
         }
     }
 
-    /// In whose name a group's outbox is carried. The directory's goes with the first shard.
-    fn claim_to(&self, group: Group) -> Option<Claim> {
+    /// Whether this node carries a group's outbox: who leads the group does, and two at once would do no harm.
+    fn carries(&self, group: Group) -> bool {
         match group {
-            Group::Directory => self.claim(0),
-            Group::Shard(shard) => self.claim(shard),
+            Group::Directory => self.ports.ledger.leads_directory(),
+            Group::Shard(shard) => self.claim(shard).is_some(),
         }
     }
 
-    fn waiting(&self, group: Group) -> Vec<(u64, Occurrence)> {
+    fn waiting(&self, group: Group, silent: &Silent) -> Waiting {
+        let directory = self.directory().read();
+        let stays =
+            |item: Item<'_>| !silent.is_empty() && silent.any(&self.homes(&directory, item));
         let mut waiting = match group {
-            Group::Directory => self.directory().read().outbox.oldest(CARRIED_AT_ONCE),
+            Group::Directory => directory.outbox.oldest(CARRIED_AT_ONCE, stays),
             Group::Shard(shard) => {
-                self.ports.ledger.shard(shard).read().outbox.oldest(CARRIED_AT_ONCE)
+                self.ports.ledger.shard(shard).read().outbox.oldest(CARRIED_AT_ONCE, stays)
             }
         };
-        for (_, event) in &mut waiting {
+        for (_, event) in &mut waiting.events {
             event.data = event.data.replace(SERVICE, &self.settings.public_url);
         }
         waiting
     }
 
-    /// Carries some of what waits in one outbox; says how many.
-    async fn carry(self: &Arc<Self>, group: Group, claim: Claim) -> Result<usize, ProposeError> {
-        let waiting = self.waiting(group);
-        let Some(up_to) = waiting.last().map(|(number, _)| *number) else { return Ok(0) };
+    /// Carries some of what waits in one outbox; says whether there may be more.
+    async fn carry(
+        self: &Arc<Self>,
+        group: Group,
+        silent: &mut Silent,
+    ) -> Result<bool, ProposeError> {
+        silent.forget_old();
+        let mut waiting = self.waiting(group, silent);
+        let Some(up_to) = waiting.up_to else { return Ok(false) };
         // A webhook whose creation was acknowledged before any of these happened is seen now.
         self.ports.ledger.refresh_directory().await?;
-        let mut events: Vec<Occurrence> = waiting.into_iter().map(|(_, event)| event).collect();
         if planted::has(Bug::EventLost) {
-            events.pop();
+            waiting.events.pop();
         }
-        let kept = self.keep_events(&events);
-        futures::future::try_join(kept, self.hand_over(self.heard(&events))).await?;
+        let Load { parcels, homes } = self.load(&waiting);
+        let failed = self.hand_over(parcels).await;
+        let is_all = failed.is_empty() && silent.is_empty();
+        silent.note(&failed);
+        if is_all {
+            self.tell(group, Told::UpTo(up_to)).await?;
+            return Ok(waiting.has_more);
+        }
+        let arrived = homes.into_iter().filter(|(_, homes)| homes.is_disjoint(&failed));
+        let numbers: Vec<u64> = arrived.map(|(number, _)| number).collect();
+        if !numbers.is_empty() {
+            self.tell(group, Told::Of(numbers)).await?;
+        }
+        Ok(true)
+    }
+
+    async fn tell(self: &Arc<Self>, group: Group, told: Told) -> Result<(), ProposeError> {
         match group {
             Group::Directory => {
-                self.report(claim, DirectoryCommand::Told { up_to }).await?;
+                let command = match told {
+                    Told::UpTo(up_to) => DirectoryCommand::Told { up_to },
+                    Told::Of(numbers) => DirectoryCommand::ToldOf { numbers },
+                };
+                self.ask(command, None).await?.result?;
             }
             Group::Shard(shard) => {
-                let told = Command::Told { up_to };
-                self.ask_shard(shard, told, None, Some(claim)).await?.result?;
+                let command = match told {
+                    Told::UpTo(up_to) => Command::Told { up_to },
+                    Told::Of(numbers) => Command::ToldOf { numbers },
+                };
+                self.ask_shard(shard, command, None, None).await?.result?;
             }
-        }
-        Ok(events.len())
-    }
-
-    /// Who is to hear of what.
-    fn heard(&self, events: &[Occurrence]) -> Vec<(WebhookId, Occurrence)> {
-        let directory = self.directory().read();
-        if directory.webhooks.is_empty() {
-            return vec![];
-        }
-        let mut heard = vec![];
-        for event in events {
-            let hooks = directory.webhooks.rows().filter(|(_, hook)| hook.hears(event));
-            // A webhook does not hear of its own end.
-            let hooks = hooks.filter(|(id, _)| !event.data.contains(&format!("\"{id}\"")));
-            heard.extend(hooks.map(|(id, _)| (*id, event.clone())));
-        }
-        heard
-    }
-
-    /// What goes into whose log. A webhook that is off may ask for it later.
-    fn to_keep(&self, events: &[Occurrence]) -> BTreeMap<OrgId, Vec<Occurrence>> {
-        let directory = self.directory().read();
-        let is_selected =
-            |event: &Occurrence| directory.webhooks.rows().any(|(_, hook)| hook.selects(event));
-        let mut by_org: BTreeMap<OrgId, Vec<Occurrence>> = BTreeMap::new();
-        for event in events {
-            if event.kind.is_kept_unheard() || is_selected(event) {
-                by_org.entry(event.tenant.org).or_default().push(event.clone());
-            }
-        }
-        by_org
-    }
-
-    async fn keep_events(self: &Arc<Self>, events: &[Occurrence]) -> Result<(), ProposeError> {
-        for (org, events) in self.to_keep(events) {
-            let command = Command::KeepEvents(events);
-            self.ask_shard(self.home_of(org), command, None, None).await?.result?;
         }
         Ok(())
     }
 
-    async fn hand_over(
-        self: &Arc<Self>,
-        heard: Vec<(WebhookId, Occurrence)>,
-    ) -> Result<(), ProposeError> {
-        let mut by_shard: BTreeMap<u16, Vec<(WebhookId, Occurrence)>> = BTreeMap::new();
-        for (webhook, event) in heard {
-            by_shard.entry(self.home_of(webhook)).or_default().push((webhook, event));
+    /// The webhooks that are to hear of something.
+    fn heard<'d>(
+        directory: &'d Directory,
+        event: &'d Occurrence,
+    ) -> impl Iterator<Item = WebhookId> + 'd {
+        let hooks = directory.webhooks.rows().filter(|(_, hook)| hook.hears(event));
+        // A webhook does not hear of its own end.
+        let hooks = hooks.filter(|(id, _)| !event.data.contains(&format!("\"{id}\"")));
+        hooks.map(|(id, _)| *id)
+    }
+
+    /// Whether something goes into its organization's log. A webhook that is off may ask for it later.
+    fn is_kept(directory: &Directory, event: &Occurrence) -> bool {
+        event.kind.is_kept_unheard()
+            || directory.webhooks.rows().any(|(_, hook)| hook.selects(event))
+    }
+
+    /// The shards that must write something down before it was told.
+    fn homes(&self, directory: &Directory, item: Item<'_>) -> BTreeSet<u16> {
+        match item {
+            Item::Row(row) => [self.home_of(row.org)].into(),
+            Item::Event(event) => {
+                let log = Self::is_kept(directory, event).then(|| self.home_of(event.tenant.org));
+                let hooks = Self::heard(directory, event).map(|id| self.home_of(id));
+                log.into_iter().chain(hooks).collect()
+            }
         }
-        for (shard, wanted) in by_shard {
-            let command = Command::Enqueue { wanted, cause: Cause::Schedule };
-            self.ask_shard(shard, command, None, None).await?.result?;
+    }
+
+    /// What each shard is to write down.
+    fn load(&self, waiting: &Waiting) -> Load {
+        let directory = self.directory().read();
+        let (mut logs, mut lines) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
+        let mut homes = vec![];
+        for (number, event) in &waiting.events {
+            if Self::is_kept(&directory, event) {
+                logs.entry(event.tenant.org).or_default().push(event.clone());
+            }
+            for id in Self::heard(&directory, event) {
+                lines.entry(self.home_of(id)).or_default().push((id, event.clone()));
+            }
+            homes.push((*number, self.homes(&directory, Item::Event(event))));
         }
-        Ok(())
+        for (number, row) in &waiting.audited {
+            homes.push((*number, self.homes(&directory, Item::Row(row))));
+        }
+        let rows = audit::by_org(waiting.audited.iter().map(|(_, row)| row.clone()));
+        let rows = rows.into_iter().map(|(org, rows)| (self.home_of(org), Command::Audit(rows)));
+        let logs = logs.into_iter();
+        let logs = logs.map(|(org, events)| (self.home_of(org), Command::KeepEvents(events)));
+        let enqueue = |wanted| Command::Enqueue { wanted, cause: Cause::Schedule };
+        let lines = lines.into_iter().map(|(shard, wanted)| (shard, enqueue(wanted)));
+        Load { parcels: rows.chain(logs).chain(lines).collect(), homes }
+    }
+
+    /// Gives shards what they are to write down; tells which did not.
+    async fn hand_over(self: &Arc<Self>, parcels: Vec<(u16, Command)>) -> BTreeSet<u16> {
+        let given = parcels.into_iter().map(async |(shard, command)| {
+            let asked = self.ask_shard(shard, command, None, None);
+            let written = match tokio::time::timeout(WRITTEN_WITHIN, asked).await {
+                Ok(Ok(answer)) => answer.result.map(|_| ()).map_err(|error| error.to_string()),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_) => Err("no answer".to_owned()),
+            };
+            let error = written.err()?;
+            tracing::debug!(shard, error, "a shard does not write down what it is told");
+            Some(shard)
+        });
+        futures::future::join_all(given).await.into_iter().flatten().collect()
+    }
+}
+
+/// What everybody has.
+enum Told {
+    UpTo(u64),
+    Of(Vec<u64>),
+}
+
+/// What is carried at once.
+struct Load {
+    parcels: Vec<(u16, Command)>,
+    /// Where each item goes, by its number.
+    homes: Vec<(u64, BTreeSet<u16>)>,
+}
+
+/// Shards that did not answer lately, and until when they are let alone.
+#[derive(Default)]
+struct Silent(BTreeMap<u16, Instant>);
+
+impl Silent {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn any(&self, shards: &BTreeSet<u16>) -> bool {
+        shards.iter().any(|shard| self.0.contains_key(shard))
+    }
+
+    fn note(&mut self, shards: &BTreeSet<u16>) {
+        let until = Instant::now() + LET_ALONE_FOR;
+        self.0.extend(shards.iter().map(|shard| (*shard, until)));
+    }
+
+    fn forget_old(&mut self) {
+        let now = Instant::now();
+        self.0.retain(|_, until| *until > now);
+    }
+
+    /// How long there is nothing to do unless somebody rings. Never nothing at all: who no longer carries an
+    /// outbox asks this again and again.
+    fn soonest(&mut self) -> Duration {
+        self.forget_old();
+        let until = self.0.values().min();
+        until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shard_is_let_alone_for_a_while_and_then_forgotten() {
+        let mut silent = Silent::default();
+        silent.note(&[3].into());
+        assert!(silent.any(&[2, 3].into()) && !silent.any(&[2].into()));
+        assert_eq!(silent.soonest(), LET_ALONE_FOR);
+        tokio::time::advance(LET_ALONE_FOR).await;
+        assert_eq!(silent.soonest(), LOOK_EVERY);
+        assert!(silent.is_empty());
     }
 }

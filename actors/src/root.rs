@@ -232,6 +232,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::NodePut(_)
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
+        | E::DataKeyPut { .. }
         | E::GossipKeyTurned(_)
         | E::SessionEnded { .. }
         | E::SessionForgotten(_)
@@ -253,6 +254,7 @@ fn agent_of(event: &DirectoryEvent) -> Option<AgentId> {
         | E::WebhookDisabled { .. }
         | E::HealthChanged { .. }
         | E::Told(_)
+        | E::ToldOf(_)
         | E::CloudPut(_)
         | E::CloudGone(_)
         | E::UploadPut(_)
@@ -317,6 +319,7 @@ impl Observer for Watch {
                 | ShardEvent::EventKept(_)
                 | ShardEvent::HookGone(_)
                 | ShardEvent::Told(_)
+                | ShardEvent::ToldOf(_)
                 | ShardEvent::Swept(_) => {}
             }
         }
@@ -590,10 +593,9 @@ impl Children {
                 }
                 end_lost_calls(&world, claim).await;
             }
-            // One node is enough for this: whoever leads the first shard.
-            let due =
-                world.claim(0).is_some() && !world.directory().read().keys.expired(now).is_empty();
-            if due {
+            // One node is enough for this.
+            let leads = world.ports.ledger.leads_directory();
+            if leads && !world.directory().read().keys.expired(now).is_empty() {
                 let _ = world.ask(domain::directory::Command::Sweep, None).await;
             }
         });

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use domain::{AgentId, InstanceId, NodeId, Timestamp, instance::InstanceStatus};
+use domain::{AgentId, InstanceId, NodeId, Timestamp, agent::Agent, instance::InstanceStatus};
 use ractor::ActorRef;
 use tokio::{sync::Notify, time::Instant};
 
@@ -200,10 +200,14 @@ impl AgentRoute {
     }
 
     /// A slot of the least loaded instance, if one is free.
-    fn try_take(self: &Arc<Self>, node: &Arc<AtomicUsize>) -> Option<Slot> {
+    fn try_take(self: &Arc<Self>, serves: Serves, node: &Arc<AtomicUsize>) -> Option<Slot> {
         let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
+        let others_wait = serves.is_complete(&endpoints);
         let mut by_load: Vec<_> = endpoints.iter().collect();
-        by_load.sort_by_key(|endpoint| (endpoint.in_flight(), !endpoint.is_here()));
+        by_load.sort_by_key(|endpoint| {
+            let is_other = others_wait && Some(endpoint.version) != serves.version;
+            (is_other, endpoint.in_flight(), !endpoint.is_here())
+        });
         let endpoint = by_load.into_iter().find(|endpoint| endpoint.try_enter())?;
         Some(self.slot(endpoint, node))
     }
@@ -261,9 +265,35 @@ pub struct Routes {
     in_flight: Arc<AtomicUsize>,
 }
 
+/// The version that calls go to. Once as many of its instances are ready as are wanted, instances
+/// of any other version (one that is watched before it takes over, one that drains) get a call only
+/// where these have no room: the first answer after a deployment is `live` is the new version's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Serves {
+    /// The live version.
+    pub version: Option<u64>,
+    /// Its instances, when all are up.
+    pub wanted: usize,
+}
+
+impl Serves {
+    /// What the agent's record says.
+    pub fn by(agent: &Agent) -> Self {
+        Self { version: agent.version, wanted: agent.scaling.wanted() }
+    }
+
+    fn is_complete(self, endpoints: &[Arc<Endpoint>]) -> bool {
+        let ready =
+            |one: &&Arc<Endpoint>| Some(one.version) == self.version && one.accepting.load(Relaxed);
+        endpoints.iter().filter(ready).count() >= self.wanted
+    }
+}
+
 /// How long and how deep a call may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
+    /// Where it goes.
+    pub serves: Serves,
     /// The call's own end.
     pub deadline: Instant,
     /// How long to wait while nothing is ready.
@@ -387,17 +417,22 @@ impl Routes {
     }
 
     /// A slot at once, or none; those who wait already go first.
-    pub fn try_take(&self, agent: AgentId) -> Option<Slot> {
-        self.known(agent).filter(|route| route.waiting() == 0)?.try_take(&self.in_flight)
+    pub fn try_take(&self, agent: AgentId, serves: Serves) -> Option<Slot> {
+        self.known(agent).filter(|route| route.waiting() == 0)?.try_take(serves, &self.in_flight)
     }
 
     /// A slot that is free now, while the node has fewer than `most` calls in flight.
-    pub fn take_at_once(&self, agent: AgentId, most: usize) -> Result<Option<Slot>, NoSlot> {
+    pub fn take_at_once(
+        &self,
+        agent: AgentId,
+        serves: Serves,
+        most: usize,
+    ) -> Result<Option<Slot>, NoSlot> {
         let route = self.of(agent);
         if self.in_flight() >= most {
             return Err(NoSlot::Overloaded);
         }
-        Ok(route.try_take(&self.in_flight))
+        Ok(route.try_take(serves, &self.in_flight))
     }
 
     /// A slot after a wait, where none was to be had at once.
@@ -415,7 +450,7 @@ impl Routes {
             let freed = route.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            if let Some(slot) = route.try_take(&self.in_flight) {
+            if let Some(slot) = route.try_take(patience.serves, &self.in_flight) {
                 return Ok(slot);
             }
             let until = if route.has_ready() { patience.deadline } else { ready_by };
@@ -498,6 +533,12 @@ impl Routes {
 }
 
 impl World {
+    /// The version of an agent that calls go to, by this node's copy of the directory.
+    pub fn serves(&self, agent: AgentId) -> Serves {
+        let row = self.directory().read().agents.get(&agent);
+        row.map_or_else(Serves::default, |row| Serves::by(&row))
+    }
+
     /// Brings an agent's route up to what the directory says that other nodes run.
     pub fn sync_routes(&self, agent: AgentId) {
         let others: Vec<NewEndpoint> = {
@@ -524,5 +565,60 @@ impl World {
             .collect()
         };
         self.routes.set_others(agent, others, self.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Stage {
+        routes: Routes,
+        agent: AgentId,
+    }
+
+    impl Stage {
+        fn with(versions: &[u64]) -> Self {
+            let agent = AgentId(1);
+            let routes = Routes::default();
+            let endpoint = |(n, version): (usize, &u64)| NewEndpoint {
+                agent_id: agent,
+                id: InstanceId(n as u128),
+                version: *version,
+                place: Place::There(NodeId(2)),
+                invoke_path: "/invoke".to_owned(),
+                concurrency: 2,
+            };
+            routes.set_others(
+                agent,
+                versions.iter().enumerate().map(endpoint).collect(),
+                Timestamp::default(),
+            );
+            Self { routes, agent }
+        }
+
+        /// Versions that calls get, each held on to.
+        fn calls(&self, version: u64, wanted: usize, calls: usize) -> Vec<u64> {
+            let serves = Serves { version: Some(version), wanted };
+            let slots = (0..calls).map(|_| self.routes.try_take(self.agent, serves));
+            let slots: Vec<_> = slots.flatten().collect();
+            slots.iter().map(|slot| slot.endpoint.version).collect()
+        }
+    }
+
+    #[test]
+    fn the_live_version_answers_once_all_its_instances_are_ready() {
+        let stage = Stage::with(&[1, 2]);
+        assert_eq!(stage.calls(1, 1, 2), [1, 1], "the second is only watched");
+        assert_eq!(stage.calls(2, 1, 2), [2, 2], "it took over");
+        assert_eq!(stage.calls(2, 1, 5), [2, 2, 1, 1], "the first helps while it drains");
+    }
+
+    #[test]
+    fn a_version_half_up_shares_the_calls() {
+        let stage = Stage::with(&[1, 1, 2]);
+        let mut calls = stage.calls(2, 2, 3);
+        calls.sort_unstable();
+        assert_eq!(calls, [1, 1, 2], "the least busy instance is next");
     }
 }

@@ -107,7 +107,8 @@ impl World {
         variables: &BTreeMap<String, Variable>,
     ) -> Result<BTreeMap<String, String>, Failure> {
         let unseal = |sealed: &[u8], name: &str| {
-            let plain = self.sealer.open(sealed, &sealed_place(agent, name));
+            let sealer = self.opener(owner.0.org);
+            let plain = sealer.and_then(|one| one.open(sealed, &sealed_place(agent, name)));
             plain.map_err(|error| {
                 Failure::new("INTERNAL_ERROR", format!("{error}; set {name} again"))
             })
@@ -130,7 +131,8 @@ impl World {
         let value = |name: &str| {
             let row = self.directory().read().secret(tenant, cloud, name)?;
             let place = Secret::place(row.tenant, row.cloud_id, &row.name);
-            self.sealer.open(&row.sealed, &place).ok().map(|plain| plain.to_string())
+            let plain = self.opener(tenant.org).and_then(|sealer| sealer.open(&row.sealed, &place));
+            plain.ok().map(|plain| plain.to_string())
         };
         secret::resolve(text, value).map_err(|name| {
             let message = format!("the secret {name} is gone; set it with PUT /v1/secrets/{name}");

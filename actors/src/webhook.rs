@@ -578,8 +578,8 @@ impl World {
         at: Timestamp,
     ) -> Result<OutboundRequest, String> {
         let place = sealed_place(hook.id);
-        let open =
-            |sealed: &[u8]| self.sealer.open(sealed, &place).map_err(|error| error.to_string());
+        let sealer = self.opener(hook.tenant.org).map_err(|error| error.to_string())?;
+        let open = |sealed: &[u8]| sealer.open(sealed, &place).map_err(|error| error.to_string());
         let secret = open(&hook.sealed)?;
         let (seconds, body) = (at.seconds(), row.body());
         let id = row.event.id.to_string();

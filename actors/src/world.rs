@@ -1,9 +1,10 @@
 //! Everything that actors and calls reach for, in one handle.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use domain::{
-    NodeId, Timestamp,
+    ApiKeyId, NodeId, Timestamp,
+    audit::Audited,
     directory::{self, Directory},
     idempotency::Keyed,
     machine::{Answer, Claim, Entry},
@@ -12,21 +13,26 @@ use domain::{
 
 use crate::{
     attempt::Attempts,
+    call::Queues,
+    flight::Flights,
     invocation::AgentClient,
     limiter::Limiter,
     meter::Meter,
+    minute::Minutes,
     ports::{
         Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Replica,
         Runtime, Series, Snapshots,
     },
     root::Watch,
     route::Routes,
-    seal::Sealer,
+    seal::Keychain,
     sending::Sending,
     settings::Settings,
+    vouching::Vouching,
 };
 
 /// The ports, as a node hands them over.
+#[derive(Clone)]
 pub struct Ports {
     /// What is agreed.
     pub ledger: Arc<dyn Ledger>,
@@ -62,8 +68,8 @@ pub struct World {
     pub node_id: NodeId,
     /// This life of this node: its id, and a word that is another one after every start.
     pub boot: String,
-    /// Seals secrets.
-    pub sealer: Sealer,
+    /// Opens what secrets are sealed with.
+    pub keychain: Keychain,
     /// The way to instances.
     pub routes: Routes,
     /// Calls agents.
@@ -78,9 +84,48 @@ pub struct World {
     pub sending: Arc<Sending>,
     /// Rates of calls.
     pub limiter: Limiter,
+    /// Calls without credentials.
+    pub addresses: Minutes<IpAddr>,
+    /// Calls with keys that have a limit of their own.
+    pub key_calls: Minutes<ApiKeyId>,
+    /// Calls in flight.
+    pub flights: Flights,
+    /// Jobs that wait on other nodes.
+    pub queues: Queues,
+    /// Whether this node may say whose a key is.
+    pub vouching: Vouching,
 }
 
 impl World {
+    /// A node's world before anything has happened in it. `boot` names this life of the node.
+    pub fn new(
+        ports: Ports,
+        settings: Settings,
+        (node_id, boot): (NodeId, String),
+        keychain: Keychain,
+        watch: Arc<Watch>,
+    ) -> Self {
+        Self {
+            ports,
+            settings,
+            node_id,
+            boot,
+            keychain,
+            routes: Routes::default(),
+            client: AgentClient::default(),
+            meter: Meter::default(),
+            watch,
+            attempts: Attempts::default(),
+            sending: Arc::default(),
+            limiter: Limiter::default(),
+            addresses: Minutes::default(),
+            key_calls: Minutes::default(),
+            flights: Flights::default(),
+            queues: Queues::default(),
+            vouching: Vouching::default(),
+        }
+    }
+
     /// The shard that an object lives in, by its id.
     pub(crate) fn home_of(&self, id: impl std::fmt::Display) -> u16 {
         self.ports.ledger.home(id.to_string().as_bytes())
@@ -107,7 +152,17 @@ impl World {
         command: directory::Command,
         key: Option<Keyed>,
     ) -> Result<Answer<directory::Reply>, ProposeError> {
-        let entry = Entry { at: self.now(), claim: None, key, command };
+        self.ask_audited(command, key, None).await
+    }
+
+    /// A client's change of the directory, with its row of the audit log.
+    pub(crate) async fn ask_audited(
+        &self,
+        command: directory::Command,
+        key: Option<Keyed>,
+        audit: Option<Box<Audited>>,
+    ) -> Result<Answer<directory::Reply>, ProposeError> {
+        let entry = Entry { key, audit, ..Entry::new(self.now(), command) };
         self.ports.ledger.change_directory(entry).await
     }
 
@@ -117,7 +172,7 @@ impl World {
         claim: Claim,
         command: directory::Command,
     ) -> Result<directory::Reply, ProposeError> {
-        let entry = Entry { at: self.now(), claim: Some(claim), key: None, command };
+        let entry = Entry { claim: Some(claim), ..Entry::new(self.now(), command) };
         Ok(self.ports.ledger.change_directory(entry).await?.result?)
     }
 
@@ -129,7 +184,7 @@ impl World {
         key: Option<Keyed>,
         claim: Option<Claim>,
     ) -> Result<Answer<shard::Reply>, ProposeError> {
-        let entry = Entry { at: self.now(), claim, key, command };
+        let entry = Entry { claim, key, ..Entry::new(self.now(), command) };
         self.ports.ledger.change_shard(shard, entry).await
     }
 

@@ -535,8 +535,10 @@ mod webhooks {
     const HOOK: WebhookId = WebhookId(7);
     const SECRET: &str = "a secret of eight words or so";
 
-    fn webhook(node: &FakeNode) -> Webhook {
+    async fn webhook(node: &FakeNode) -> Webhook {
         let world = &node.world;
+        let sealer = world.sealer(TENANT.org).await.expect("a data key");
+        let sealed = sealer.seal(SECRET, &sealed_place(HOOK), &*world.ports.entropy);
         let now = world.now();
         Webhook {
             id: HOOK,
@@ -545,7 +547,7 @@ mod webhooks {
             events: vec!["*".to_owned()],
             active: true,
             description: String::new(),
-            sealed: world.sealer.seal(SECRET, &sealed_place(HOOK), &*world.ports.entropy),
+            sealed,
             secret_hint: "o so".to_owned(),
             previous: None,
             ordering: Ordering::None,
@@ -561,7 +563,7 @@ mod webhooks {
     }
 
     async fn begin(node: &FakeNode) -> Occurrence {
-        let hook = Box::new(webhook(node));
+        let hook = Box::new(webhook(node).await);
         node.world.ask(Command::CreateWebhook(hook), None).await.expect("agreed");
         let event = Occurrence {
             id: EventId::new(node.world.now(), 5),
@@ -644,7 +646,7 @@ mod webhooks {
     #[tokio::test]
     async fn with_order_an_event_waits_for_older_ones_about_its_agent_alone() {
         let node = FakeNode::new(Settings::default());
-        let hook = Webhook { ordering: Ordering::Agent, ..webhook(&node) };
+        let hook = Webhook { ordering: Ordering::Agent, ..webhook(&node).await };
         node.world.ask(Command::CreateWebhook(Box::new(hook)), None).await.expect("agreed");
         let event = |number: u128, agent: u128| Occurrence {
             id: EventId::new(node.world.now(), number),

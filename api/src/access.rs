@@ -189,11 +189,18 @@ fn routes() -> &'static [Route] {
     })
 }
 
+/// Where people log in and let applications in: a page, no operation of the document, but what happens there is
+/// audited like one.
+pub(crate) const CONSENT: &str = "/oauth/authorize";
+
 /// The operation that a request means; `None` where there is none.
 pub fn operation_of(method: &Method, path: &str) -> Option<Operation> {
     let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     if let ["v1", "agents", _, "http", ..] = parts.as_slice() {
         return Some(Operation { id: "passThrough", need: INVOKE });
+    }
+    if (method, path) == (&Method::POST, CONSENT) {
+        return Some(Operation { id: "authorize", need: Nobody });
     }
     let method = if *method == Method::HEAD { &Method::GET } else { method };
     let fits = |route: &&Route| {

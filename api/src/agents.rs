@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
-    AgentId, CloudId, DeploymentId, Rejection, UploadId,
+    AgentId, CloudId, DeploymentId, Rejection, Timestamp, UploadId,
     account::Tenant,
     agent::{
         Agent, AgentPatch, Credentials, Desired, Resources, Scaling, Source, Status, Variable,
@@ -20,7 +20,7 @@ use poem_openapi::{
     payload::Json,
 };
 
-use actors::{agent::sealed_place, call::AgentFigures};
+use actors::{agent::sealed_place, call::AgentFigures, seal::Sealer};
 
 use crate::{
     Handle, Shared,
@@ -32,12 +32,12 @@ use crate::{
         deployment::{RedeployRequest, RollbackRequest, StrategyBody},
     },
     caller::Caller,
-    check::{Checked, MaybeChecked},
-    cursor::{self, Cursor},
-    envelope::{Deleted, Success},
+    check::{Checked, MaybeChecked, is_removed, members},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
+    listing::{Listed, Listing},
     query,
-    repeat::{self, keyed, replayed},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 /// Longest `?wait_for=`.
@@ -83,50 +83,25 @@ impl AgentsApi {
     ///
     /// Filters are equalities; a comma means any of.
     #[oai(path = "/agents", method = "get", operation_id = "listAgents")]
-    #[expect(clippy::too_many_arguments, reason = "one argument per documented parameter")]
     async fn list(
         &self,
         caller: Caller,
-        request: &Request,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
-        /// `created_at`, `updated_at` or `name`; `-` in front turns it round. Default `-created_at`.
-        sort: Query<Option<String>>,
+        listing: Listing,
         /// Only these states.
         status: Query<Option<String>>,
         /// Only of these clouds.
         cloud_id: Query<Option<String>>,
-        /// Only of this name.
-        name: Query<Option<String>>,
-        /// Only with this text in the name or display name.
-        q: Query<Option<String>>,
-        /// Only made after this time.
-        created_after: Query<Option<String>>,
-        /// Only made before this time.
-        created_before: Query<Option<String>>,
         /// Whether to count all that fit.
         include_total: Query<Option<bool>>,
     ) -> Result<Json<Success<AgentPage>>> {
         let wanted = Wanted {
             statuses: query::words("status", status.0.as_deref(), &statuses())?,
             clouds: cloud_id.0.map(|ids| ids.split(',').map(str::to_owned).collect()),
-            name: name.0,
-            text: q.0.map(|text| text.to_lowercase()),
-            after: query::time("created_after", created_after.0)?,
-            before: query::time("created_before", created_before.0)?,
-            metadata: query::metadata(request),
             only: caller.identity().agent_ids().to_vec(),
         };
-        let sort = Sort::of(sort.0.as_deref())?;
-        let page = PageRequest {
-            limit: limit.0.unwrap_or(query::LIMIT),
-            cursor: cursor.0,
-            total: include_total.0 == Some(true),
-        };
-        Ok(Json(Success::of(self.page(caller.tenant(), &wanted, sort, page).await?)))
+        let mut page = self.page(caller.tenant(), &wanted, &listing).await?;
+        page.total = page.total.filter(|_| include_total.0 == Some(true));
+        Ok(Json(Success::of(page)))
     }
 
     /// Deploy a new agent
@@ -194,7 +169,7 @@ impl AgentsApi {
         let key = keyed(request, tenant, body.fingerprint)?;
         let before = self.0.service.agent(tenant, id).await?.agent;
         let patch = Box::new(self.patch(&before, body.body, &body.json).await?);
-        let if_match = if_match(request, before.revision)?;
+        let if_match = if_match(request)?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
         let command = Command::UpdateAgent { tenant, id, patch, if_match, deployment };
         self.change(command, key).await
@@ -210,11 +185,11 @@ impl AgentsApi {
         request: &Request,
         /// The agent.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
-        self.0.service.change(Command::DeleteAgent { tenant, id }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let answer = self.0.service.change(Command::DeleteAgent { tenant, id }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 
     /// Start a stopped agent
@@ -311,14 +286,6 @@ impl AgentsApi {
     }
 }
 
-/// The rows of one page.
-struct Found {
-    views: Vec<AgentView>,
-    total: Option<u64>,
-    has_more: bool,
-    last: Option<Cursor>,
-}
-
 /// One page of agents.
 #[derive(Clone, Debug, poem_openapi::Object)]
 pub(crate) struct AgentPage {
@@ -333,84 +300,42 @@ pub(crate) struct AgentPage {
     total: Option<u64>,
 }
 
-struct PageRequest {
-    limit: u32,
-    cursor: Option<String>,
-    total: bool,
-}
-
 #[derive(Debug, Default)]
 struct Wanted {
     statuses: Vec<Status>,
     clouds: Option<Vec<String>>,
-    name: Option<String>,
-    text: Option<String>,
-    after: Option<domain::Timestamp>,
-    before: Option<domain::Timestamp>,
-    metadata: BTreeMap<String, String>,
     /// Only these, for a key that may touch no others.
     only: Vec<AgentId>,
 }
 
 impl Wanted {
     fn takes(&self, agent: &Agent) -> bool {
-        let has_text = |text: &String| {
-            agent.name.to_lowercase().contains(text)
-                || agent.display_name.to_lowercase().contains(text)
-        };
         let cloud = agent.cloud_id.to_string();
         (self.only.is_empty() || self.only.contains(&agent.id))
             && (self.statuses.is_empty() || self.statuses.contains(&agent.status))
             && self.clouds.as_ref().is_none_or(|clouds| clouds.contains(&cloud))
-            && self.name.as_ref().is_none_or(|name| *name == agent.name)
-            && self.text.as_ref().is_none_or(has_text)
-            && self.after.is_none_or(|after| agent.created_at > after)
-            && self.before.is_none_or(|before| agent.created_at < before)
-            && self.metadata.iter().all(|(key, value)| agent.metadata.get(key) == Some(value))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum SortKey {
-    Created,
-    Updated,
-    Name,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sort {
-    key: SortKey,
-    descending: bool,
-}
-
-impl Sort {
-    fn of(text: Option<&str>) -> std::result::Result<Self, Problem> {
-        let text = text.unwrap_or("-created_at");
-        let (descending, name) = match text.strip_prefix('-') {
-            Some(name) => (true, name),
-            None => (false, text),
-        };
-        let key = match name {
-            "created_at" => SortKey::Created,
-            "updated_at" => SortKey::Updated,
-            "name" => SortKey::Name,
-            _ => {
-                return Err(Problem::field(
-                    "sort",
-                    "must be created_at, updated_at or name, with - in front to turn it round",
-                ));
-            }
-        };
-        Ok(Self { key, descending })
+impl Listed for Agent {
+    fn id(&self) -> String {
+        self.id.to_string()
     }
 
-    fn key(self, agent: &Agent) -> (String, String) {
-        let key = match self.key {
-            SortKey::Created => agent.created_at.to_string(),
-            SortKey::Updated => agent.updated_at.to_string(),
-            SortKey::Name => agent.name.to_lowercase(),
-        };
-        (key, agent.id.to_string())
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.name, &self.display_name]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+
+    fn metadata(&self) -> Option<&BTreeMap<String, String>> {
+        Some(&self.metadata)
     }
 }
 
@@ -418,16 +343,16 @@ fn statuses() -> [(&'static str, Status); 6] {
     Status::ALL.map(|status| (status.as_str(), status))
 }
 
-/// The state that `If-Match` names; a stale one never matches.
-pub(crate) fn if_match(request: &Request, now: u64) -> std::result::Result<Option<u64>, Problem> {
+/// The state that `If-Match` names. Whether it is that of now, the change itself decides: one that is repeated
+/// under its `Idempotency-Key` has changed it already.
+pub(crate) fn if_match(request: &Request) -> std::result::Result<Option<u64>, Problem> {
     let Some(value) = request.headers().get(http::header::IF_MATCH) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default().trim();
     if text == "*" {
         return Ok(None);
     }
     let revision = text.trim_start_matches("W/").trim_matches('"').parse();
-    let revision = revision.map_err(|_| Problem::from(Rejection::StaleObject))?;
-    if revision == now { Ok(Some(revision)) } else { Err(Rejection::StaleObject.into()) }
+    revision.map(Some).map_err(|_| Rejection::StaleObject.into())
 }
 
 fn expect_agent(reply: Reply) -> Result<AgentView> {
@@ -457,18 +382,20 @@ impl Shared {
 }
 
 impl AgentsApi {
-    /// The agents of one cloud, newest first.
+    /// The agents of one cloud.
     pub(crate) async fn page_of_cloud(
         &self,
-        tenant: Tenant,
-        cloud: domain::CloudId,
-        limit: Option<u32>,
-        cursor: Option<String>,
+        caller: &Caller,
+        cloud: CloudId,
+        listing: &Listing,
     ) -> Result<AgentPage> {
-        let wanted = Wanted { clouds: Some(vec![cloud.to_string()]), ..Wanted::default() };
-        let limit = limit.unwrap_or(query::LIMIT);
-        let page = PageRequest { limit, cursor, total: false };
-        self.page(tenant, &wanted, Sort::of(None)?, page).await
+        let wanted = Wanted {
+            clouds: Some(vec![cloud.to_string()]),
+            only: caller.identity().agent_ids().to_vec(),
+            ..Wanted::default()
+        };
+        let page = self.page(caller.tenant(), &wanted, listing).await?;
+        Ok(AgentPage { total: None, ..page })
     }
 
     async fn answer(&self, view: &AgentView, is_replay: bool) -> AgentAnswer {
@@ -486,68 +413,19 @@ impl AgentsApi {
         Ok(self.answer(&view, answer.replayed).await)
     }
 
-    async fn page(
-        &self,
-        tenant: Tenant,
-        wanted: &Wanted,
-        sort: Sort,
-        page: PageRequest,
-    ) -> Result<AgentPage> {
-        let filter = cursor::filter(&[wanted, &sort, &tenant]);
-        let key = &self.0.settings.signing_key;
-        let after = cursor::read(key, page.cursor.as_deref(), &filter)?;
-        let found = Self::found(
-            &self.0.service.directory().await?.read(),
-            tenant,
-            wanted,
-            sort,
-            &page,
-            after,
-        );
-        let Found { views, total, has_more, last } = found;
-        Ok(AgentPage {
-            items: self.0.agent_bodies(&views).await,
-            has_more,
-            next_cursor: last.filter(|_| has_more).map(|last| cursor::write(key, last, &filter)),
-            total,
-        })
-    }
-
-    /// The rows of one page.
-    fn found(
-        directory: &Directory,
-        tenant: Tenant,
-        wanted: &Wanted,
-        sort: Sort,
-        page: &PageRequest,
-        after: Option<Cursor>,
-    ) -> Found {
-        let limit = page.limit as usize;
-        let mut found: Vec<_> = directory
-            .agents_of(tenant)
-            .filter(|agent| wanted.takes(agent))
-            .map(|agent| (sort.key(agent), agent))
-            .collect();
-        found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        if sort.descending {
-            found.reverse();
-        }
-        let total = page.total.then_some(found.len() as u64);
-        let beyond = |key: &(String, String)| match &after {
-            None => true,
-            Some(after) => {
-                let after = (after.key.as_str(), after.id.as_str());
-                let key = (key.0.as_str(), key.1.as_str());
-                if sort.descending { key < after } else { key > after }
-            }
+    /// A page, with the count of all that fit.
+    async fn page(&self, tenant: Tenant, wanted: &Wanted, listing: &Listing) -> Result<AgentPage> {
+        let (selected, views) = {
+            let directory = self.0.service.directory().await?.read();
+            let rows = directory.agents_of(tenant).filter(|agent| wanted.takes(agent));
+            let selected = listing.select(&self.0, tenant, &[&"agents", wanted], rows)?;
+            let views: Vec<_> = selected.rows.iter().map(|agent| directory.view(agent)).collect();
+            (selected, views)
         };
-        let mut found: Vec<_> =
-            found.into_iter().filter(|(key, _)| beyond(key)).take(limit + 1).collect();
-        let has_more = found.len() > limit;
-        found.truncate(limit);
-        let last = found.last().map(|((key, id), _)| Cursor { key: key.clone(), id: id.clone() });
-        let views = found.iter().map(|(_, agent)| directory.view(agent)).collect();
-        Found { views, total, has_more, last }
+        let total = Some(selected.total as u64);
+        let bodies = self.0.agent_bodies(&views).await;
+        let Page { items, has_more, next_cursor } = selected.page_of(bodies);
+        Ok(AgentPage { items, has_more, next_cursor, total })
     }
 
     async fn new_agent(&self, tenant: Tenant, body: CreateAgent) -> Result<Agent> {
@@ -568,11 +446,13 @@ impl AgentsApi {
         let cloud_id = path_id("cloud", &body.cloud_id)?;
         let provider = directory.read().cloud(tenant, cloud_id)?.provider;
         let cloud = (cloud_id, provider);
-        let source = self.source(tenant, id, body.source, cloud, &directory.read())?;
+        let sealer = self.0.service.sealer(tenant.org).await?;
+        let owner = (tenant, id);
+        let source = self.source(owner, body.source, cloud, &directory.read(), &sealer)?;
         let environment = environment
             .into_iter()
             .map(|(name, value)| {
-                Ok((name.clone(), self.variable((id, tenant, cloud_id), &name, value)?))
+                Ok((name.clone(), self.variable((id, tenant, cloud_id), &name, value, &sealer)?))
             })
             .collect::<Result<_>>()?;
         let now = world.now();
@@ -615,10 +495,11 @@ impl AgentsApi {
         (agent, tenant, cloud): (AgentId, Tenant, CloudId),
         name: &str,
         value: String,
+        sealer: &Sealer,
     ) -> Result<Variable> {
         let world = &self.0.service.world;
         let place = sealed_place(agent, name);
-        let seal = |text: &str| world.sealer.seal(text, &place, &*world.ports.entropy);
+        let seal = |text: &str| sealer.seal(text, &place, &*world.ports.entropy);
         let field = format!("environment.{name}");
         if check_secrets(&world.directory().read(), (tenant, cloud), &field, &value)? {
             return Ok(Variable::Template(seal(&value)));
@@ -632,11 +513,11 @@ impl AgentsApi {
 
     fn source(
         &self,
-        tenant: Tenant,
-        agent: AgentId,
+        (tenant, agent): (Tenant, AgentId),
         body: SourceRequest,
         (cloud, provider): (CloudId, Provider),
         directory: &Directory,
+        sealer: &Sealer,
     ) -> Result<Source> {
         match body.kind {
             SourceKind::Github => Ok(Source::Github {
@@ -653,10 +534,9 @@ impl AgentsApi {
                     let field = "source.credentials.password";
                     let owner = (tenant, cloud);
                     let is_template = check_secrets(directory, owner, field, &given.password)?;
-                    let world = &self.0.service.world;
+                    let entropy = &*self.0.service.world.ports.entropy;
                     let place = sealed_place(agent, "source.credentials.password");
-                    let password =
-                        world.sealer.seal(&given.password, &place, &*world.ports.entropy);
+                    let password = sealer.seal(&given.password, &place, entropy);
                     Ok::<_, ApiError>(Credentials {
                         username: given.username,
                         password,
@@ -688,15 +568,9 @@ impl AgentsApi {
     ) -> Result<AgentPatch> {
         let mut wrong: Wrong = vec![];
         // A null member goes back to its default (RFC 7396); a map loses all its members.
-        let is_null = |name: &str| json.get(name).is_some_and(serde_json::Value::is_null);
-        let mut environment = body.environment.unwrap_or_default();
-        if is_null("environment") {
-            environment.extend(before.spec.environment.keys().map(|name| (name.clone(), None)));
-        }
-        let mut metadata = body.metadata.unwrap_or_default();
-        if is_null("metadata") {
-            metadata.extend(before.metadata.keys().map(|key| (key.clone(), None)));
-        }
+        let is_null = |name: &str| is_removed(json, name);
+        let environment = members(json, "environment", body.environment, &before.spec.environment);
+        let metadata = members(json, "metadata", body.metadata, &before.metadata);
         if is_null("source") {
             wrong.push(("source".to_owned(), "can't be removed; give another one".to_owned()));
         }
@@ -711,6 +585,7 @@ impl AgentsApi {
         }
         let resources =
             body.resources.map(|given| wire::resources(Some(given), resources_before, &mut wrong));
+        let resources = resources.or_else(|| is_null("resources").then(Resources::default));
         let scaling =
             body.scaling.map(|given| wire::scaling(Some(&given), before.scaling, &mut wrong));
         let scaling = scaling.or_else(|| is_null("scaling").then(Scaling::default));
@@ -725,13 +600,14 @@ impl AgentsApi {
             Some(source) => Some(self.new_source(before, source).await?),
         };
         let owner = (before.id, before.tenant, before.cloud_id);
+        let sealer = self.0.service.sealer(before.tenant.org).await?;
         let environment = environment
             .into_iter()
             .map(|(name, value)| {
                 let value = match value {
                     None => None,
                     Some(mask) if mask == MASK => Some(Variable::Unchanged),
-                    Some(value) => Some(self.variable(owner, &name, value)?),
+                    Some(value) => Some(self.variable(owner, &name, value, &sealer)?),
                 };
                 Ok((name, value))
             })
@@ -753,9 +629,11 @@ impl AgentsApi {
     }
 
     async fn new_source(&self, agent: &Agent, source: SourceRequest) -> Result<Source> {
+        let sealer = self.0.service.sealer(agent.tenant.org).await?;
         let directory = self.0.service.directory().await?.read();
         let provider = directory.cloud(agent.tenant, agent.cloud_id)?.provider;
-        self.source(agent.tenant, agent.id, source, (agent.cloud_id, provider), &directory)
+        let cloud = (agent.cloud_id, provider);
+        self.source((agent.tenant, agent.id), source, cloud, &directory, &sealer)
     }
 
     async fn redeployment(

@@ -1,6 +1,8 @@
 //! The audit log: every change is written down before it is answered, refused ones in sums by
-//! organization, address and second. Where the organization's shard does not answer, a change that was made
-//! is not kept secret from who made it: it is answered after a while, and written down when the shard is back.
+//! organization, mode, address and second. The row of a change of the directory is in the change's own entry
+//! ([`actors::call::auditing`]); others are written beside it. Where the organization's shard does not answer,
+//! a change that was made is not kept secret from who made it: it is answered after a while, and written down
+//! when the shard is back.
 //! `GET /v1/audit-log` reads it.
 
 use std::{
@@ -9,10 +11,11 @@ use std::{
     time::Duration,
 };
 
-use actors::call::{AuditWanted, Records, RecordsWanted, Service};
+use actors::call::{AuditWanted, Records, RecordsWanted, Service, auditing::Whose};
 use domain::{
     AuditId, OrgId, Timestamp,
-    audit::{Actor, Audited},
+    account::Mode,
+    audit::{self, Actor, Audited},
 };
 use poem_openapi::{OpenApi, param::Query, payload::Json};
 use tokio::{
@@ -50,8 +53,8 @@ struct Written {
     _place: OwnedSemaphorePermit,
 }
 
-/// Refused calls by organization, address and second.
-type Refused = Mutex<BTreeMap<(OrgId, String, u64), Audited>>;
+/// Refused calls by organization, mode, address and second.
+type Refused = Mutex<BTreeMap<(OrgId, Mode, String, u64), Audited>>;
 
 /// Writes rows: those that come at once go into the log at once.
 pub(crate) struct Journal {
@@ -90,7 +93,7 @@ impl Journal {
     }
 
     fn note_refused(&self, row: Audited) {
-        let key = (row.org, row.actor.ip.clone(), row.at.seconds());
+        let key = (row.org, row.mode, row.actor.ip.clone(), row.at.seconds());
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() < WAITING_MAX {
             refused.entry(key).and_modify(|sum| sum.count += 1).or_insert(row);
@@ -136,11 +139,7 @@ async fn sum_up(service: Service, refused: std::sync::Weak<Refused>) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let Some(refused) = refused.upgrade() else { return };
         let sums = std::mem::take(&mut *refused.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut by_org: BTreeMap<OrgId, Vec<Audited>> = BTreeMap::new();
-        for (_, row) in sums {
-            by_org.entry(row.org).or_default().push(row);
-        }
-        for (org, rows) in by_org {
+        for (org, rows) in audit::by_org(sums.into_values()) {
             for rows in rows.chunks(ROWS_AT_ONCE) {
                 if let Err(error) = service.audit(org, rows.to_vec()).await {
                     tracing::warn!(%error, "refused calls could not be written to the audit log");
@@ -153,31 +152,52 @@ async fn sum_up(service: Service, refused: std::sync::Weak<Refused>) {
 /// A change that is to be audited, as it came in.
 pub(crate) struct Watched {
     pub(crate) operation: Operation,
-    pub(crate) identity: Arc<Identity>,
+    /// Who asks; nobody where the operation asks for no credentials.
+    pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) address: ClientAddress,
     pub(crate) target: String,
 }
 
-impl Shared {
-    /// Writes down how a change ended.
-    pub(crate) async fn audit(&self, watched: Watched, refusal: Option<&str>) {
-        let Watched { operation, identity, address, target } = watched;
+impl Watched {
+    /// Whose it is by the credentials that came with it.
+    pub(crate) fn whose(&self) -> Option<Whose> {
+        let identity = self.identity.as_ref()?;
         let (kind, id) = identity.name();
-        let row = Audited {
+        Some(Whose { tenant: identity.tenant, kind, id, target: None })
+    }
+}
+
+impl Shared {
+    /// The row of a change that succeeds, once it is known whose it is.
+    pub(crate) fn audited(&self, watched: Watched, whose: Whose) -> Audited {
+        let Watched { operation, address, target, .. } = watched;
+        let Whose { tenant, kind, id, target: told } = whose;
+        let target = told.unwrap_or(target);
+        Audited {
             id: self.service.world.mint(AuditId::new),
-            org: identity.tenant.org,
-            mode: identity.tenant.mode,
+            org: tenant.org,
+            mode: tenant.mode,
             at: self.service.world.now(),
             actor: Actor { kind: kind.to_owned(), id, ip: address.text() },
             action: operation.id.to_owned(),
             target: target.chars().take(TARGET_CHARS_MAX).collect(),
-            outcome: refusal.unwrap_or("succeeded").to_owned(),
+            outcome: "succeeded".to_owned(),
             request_id: Current::get().request_id,
             count: 1,
             hash: [0; 32],
-        };
+            previous: [0; 32],
+        }
+    }
+
+    /// Writes down a call that changed nothing in the directory, where its row would have gone with the
+    /// change.
+    pub(crate) async fn audit(&self, row: Audited, refusal: Option<String>) {
         match refusal {
-            Some(_) => self.journal.note_refused(row),
+            Some(outcome) => {
+                // Another row than the one that may have gone with a change whose outcome is unknown.
+                let id = self.service.world.mint(AuditId::new);
+                self.journal.note_refused(Audited { id, outcome, ..row });
+            }
             None => self.journal.write(row).await,
         }
     }
@@ -230,6 +250,7 @@ impl AuditApi {
             before: wanted.after(&self.0)?,
             limit: wanted.limit + 1,
         });
+        self.0.service.audit_is_told(tenant.org).await?;
         let shard = self.0.service.home_of(tenant.org);
         let Records::Audit(rows) = self.0.service.records(shard, rows).await? else {
             return Err(Problem::internal().into());

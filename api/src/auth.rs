@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use actors::call::auditing::{self, Whose};
 use domain::{
     Rejection, SessionId, UserId,
     account::{Mode, Scopes, Session, Tenant, User, UserPatch},
@@ -123,10 +124,11 @@ impl Shared {
     /// The tokens of a session.
     pub(crate) fn tokens_of(&self, session: &Session) -> std::result::Result<TokenBody, Problem> {
         let user = session.user.map(|id| self.person(session.tenant, id)).transpose()?;
+        auditing::belongs_to(whose(session));
         // Tokens never say more than the person may do now.
         let scopes = match &user {
             Some(user) => session.scopes.both(&user.role.scopes()),
-            None => session.scopes.clone(),
+            None => session.scopes,
         };
         let session = Session { scopes, ..session.clone() };
         let access_token = self.access_token(&session, user.map(|user| user.email.clone()))?;
@@ -137,6 +139,12 @@ impl Shared {
             expires_in: session.token_seconds,
             scope: session.scopes.to_vec().join(" "),
         })
+    }
+
+    /// Whether the person of a session is there and has not ended all sessions since.
+    pub(crate) fn is_good(&self, session: &Session) -> bool {
+        let person = session.user.map(|id| self.person(session.tenant, id));
+        person.is_none_or(|user| user.is_ok_and(|user| session.created_at >= user.sessions_since))
     }
 
     fn person(
@@ -160,8 +168,12 @@ impl Shared {
         let user = self.service.directory().await?.read().user_by_email(&email);
         let operator = self.service.world.directory().read().operator();
         let org = user.as_ref().map(|user| user.org).or(operator).ok_or_else(wrong_login)?;
-        let guess = hash_key(&self.settings.pepper, &format!("login|{email}|{}", address.text()));
+        let guess =
+            hash_key(&self.settings.pepper, &format!("login|{email}|{}", address.network()));
         let hash = user.as_ref().map(|user| user.password_hash.clone());
+        if user.is_some() {
+            auditing::belongs_to(Whose::anonymous(Tenant { org, mode }));
+        }
         let is_right = self.passwords.is_right(password, hash).await?;
         let Some(user) = user.filter(|_| is_right) else {
             self.service.note_login(org, guess).await?;
@@ -174,31 +186,43 @@ impl Shared {
         Ok(session)
     }
 
-    /// The next tokens for a refresh token. `application` is whoever shows it; a person has none.
+    /// The next tokens for a refresh token. `application` is whoever shows it; a person has none. The access
+    /// token may be asked to say less than the session (RFC 6749, section 6), never more.
     pub(crate) async fn refresh(
         &self,
         token: &str,
         application: Option<domain::ApplicationId>,
+        scope: Option<&str>,
         client: String,
     ) -> std::result::Result<TokenBody, Problem> {
         let refresh = Refresh::read(&self.settings.pepper, token).ok_or_else(wrong_refresh)?;
         let Refresh { org, session, generation } = refresh;
-        let known = self.service.session(org, session).await?.ok_or_else(wrong_refresh)?;
-        if known.application != application {
+        let Some(known) = self.service.session(org, session).await? else {
+            // Whoever ended it may have died before its access tokens had ended, too.
+            self.service.end_tokens(session).await?;
+            return Err(wrong_refresh());
+        };
+        if known.application != application || !self.is_good(&known) {
             return Err(wrong_refresh());
         }
-        let user = known.user.map(|id| self.person(known.tenant, id)).transpose()?;
-        if user.is_some_and(|user| known.created_at < user.sessions_since) {
-            return Err(wrong_refresh());
-        }
+        auditing::belongs_to(whose(&known));
+        let scopes = crate::oauth::asked_of(&known.scopes, scope)?;
         match self.service.refresh_session(org, session, generation, client).await {
-            Ok(Some(session)) => self.tokens_of(&session),
+            Ok(Some(session)) => self.tokens_of(&Session { scopes, ..session }),
             Ok(None) => Err(reused()),
             Err(actors::call::ServiceError::Rejected(Rejection::GrantInvalid)) => {
                 Err(wrong_refresh())
             }
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+fn whose(session: &Session) -> Whose {
+    match (session.user, session.application) {
+        (Some(id), _) => Whose::user(session.tenant, id),
+        (None, Some(id)) => Whose::application(session.tenant, id),
+        (None, None) => Whose::anonymous(session.tenant),
     }
 }
 
@@ -230,7 +254,7 @@ impl AuthApi {
         body: Checked<RefreshRequest>,
     ) -> Result<TokenAnswer> {
         let client = ClientAddress::of(request).text();
-        Ok(self.0.refresh(&body.body.refresh_token, None, client).await?.into())
+        Ok(self.0.refresh(&body.body.refresh_token, None, None, client).await?.into())
     }
 
     /// Log out
@@ -261,7 +285,7 @@ impl AuthApi {
         let organization = directory.organization(caller.org())?;
         let (kind, id) = identity.name();
         let (email, name) = match &identity.principal {
-            Principal::Key(key) => (None, Some(key.name.clone())),
+            Principal::Key(key) => (None, Some(key.name.to_string())),
             Principal::User { id, .. } => {
                 let user = directory.user(caller.org(), *id)?;
                 (Some(user.email.clone()), user.name.clone())
@@ -284,11 +308,13 @@ impl AuthApi {
 
     /// Change your password
     ///
-    /// For people who are logged in. Every session of theirs ends.
+    /// For people who are logged in, in live mode. Every session of theirs ends. Wrong passwords count as they do
+    /// where people log in.
     #[oai(path = "/auth/password", method = "post", operation_id = "changePassword")]
     async fn password(
         &self,
         caller: Caller,
+        request: &Request,
         body: Checked<PasswordRequest>,
     ) -> Result<Json<Success<PasswordChanged>>> {
         let PasswordRequest { current_password, new_password } = body.body;
@@ -300,12 +326,16 @@ impl AuthApi {
             let message = "an application does not change the password of the person it acts for";
             return Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).into());
         }
+        if !claims.livemode {
+            let message =
+                "what is done in test mode changes nothing that is live; log in in live mode";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "INSUFFICIENT_SCOPE", message).into());
+        }
         password::check_new("new_password", &new_password)?;
         let user = self.0.service.directory().await?.read().user(caller.org(), *id)?;
-        let hash = Some(user.password_hash.clone());
-        if !self.0.passwords.is_right(current_password, hash).await? {
-            return Err(wrong_login().into());
-        }
+        let (mode, address) = (caller.tenant().mode, ClientAddress::of(request));
+        let session = self.0.log_in(&user.email, current_password, mode, address).await?;
+        self.0.service.close_session(session.tenant.org, session.id).await?;
         let password_hash = Some(self.0.passwords.hash(new_password).await?);
         let patch = UserPatch { password_hash, ..UserPatch::default() };
         let command = Command::UpdateUser {
@@ -313,7 +343,7 @@ impl AuthApi {
             id: *id,
             patch,
             by: Some(*role),
-            scopes: caller.identity().scopes.clone(),
+            scopes: caller.identity().scopes,
             if_match: Some(user.revision),
         };
         self.0.service.change(command, None).await?;

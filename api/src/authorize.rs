@@ -8,6 +8,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use actors::call::auditing::{self, Whose};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use domain::{
     ApplicationId, Timestamp, UserId,
@@ -21,6 +22,7 @@ use subtle::ConstantTimeEq as _;
 
 use crate::{
     Shared,
+    access::CONSENT,
     caller::{ClientAddress, hash_key},
     error::Problem,
     oauth::{asked_for, code_text, fields, tenant_of},
@@ -186,10 +188,12 @@ impl Authorize {
         let _ = self.0.service.close_session(session.tenant.org, session.id).await;
         let user = session.user.and_then(|id| self.user(id));
         let Some(user) = user else { return self.ask_login(asked, None, StatusCode::OK) };
+        auditing::belongs_to(Whose::user(session.tenant, user.id));
         let scopes = wish.scopes.both(&user.role.scopes());
         if scopes.is_empty() {
-            let why = format!("{} may do nothing of what the application asks for", user.email);
-            return self.refuse(asked, "access_denied", &why);
+            // The application does not learn who it was: nobody has agreed to that.
+            let why = "whoever logged in may do nothing of what the application asks for";
+            return self.refuse(asked, "access_denied", why);
         }
         self.ask_consent(asked, &user, &scopes, cookie)
     }
@@ -227,6 +231,9 @@ impl Authorize {
             expires_at: world.now().plus(CODE_FOR),
             session: None,
         };
+        let target = format!("{CONSENT}?client_id={}", asked.application.id);
+        let who = Whose::user(code.tenant, user.id);
+        auditing::belongs_to(Whose { target: Some(target), ..who });
         match self.0.service.issue_code(code).await {
             Ok(()) => self.send_back(asked, &[("code", &text)]),
             Err(error) => {

@@ -6,7 +6,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use domain::{
-    AgentId, OrgId, UserId,
+    AgentId, ApiKeyId, OrgId, SessionId, UserId,
     account::{ApiKey, Mode, Role, Scope, Scopes, Tenant, Used},
     directory::Directory,
 };
@@ -20,7 +20,11 @@ use poem_openapi::{
 use serde_json::json;
 use sha2::Sha256;
 
-use crate::{Shared, error::Problem, tokens::Claims};
+use crate::{
+    Shared,
+    error::Problem,
+    tokens::{Claims, names_a_key},
+};
 
 /// What keys that are restricted to agents may ask for at all.
 const RESTRICTED: [&str; 25] = [
@@ -111,6 +115,12 @@ impl Identity {
         }
     }
 
+    /// The calls a minute of a key that has a limit of its own.
+    pub fn own_rate(&self) -> Option<(ApiKeyId, u64)> {
+        let Principal::Key(key) = &self.principal else { return None };
+        Some((key.id, u64::from(key.rate_limit?.get())))
+    }
+
     /// Whether it may touch an agent.
     pub fn may_touch(&self, agent: AgentId) -> bool {
         self.agent_ids().is_empty() || self.agent_ids().contains(&agent)
@@ -130,6 +140,18 @@ impl Identity {
             Principal::User { role, claims, .. } if claims.client_id.is_none() => Some(*role),
             Principal::Key(key) => directory.role_of_key(key),
             Principal::User { .. } | Principal::Application(_) => None,
+        }
+    }
+
+    /// Who makes what it makes. What an application makes is the application's, for whomever it acts.
+    pub fn maker(&self) -> String {
+        match &self.principal {
+            Principal::Key(key) => key.id.to_string(),
+            Principal::User { id, claims, .. } => match &claims.client_id {
+                Some(application) => format!("application:{application}"),
+                None => id.to_string(),
+            },
+            Principal::Application(claims) => format!("application:{}", claims.sub),
         }
     }
 
@@ -154,6 +176,11 @@ pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
 impl ClientAddress {
     pub(crate) fn of(request: &Request) -> Self {
         request.extensions().get().copied().unwrap_or(Self(None))
+    }
+
+    /// Whose it is: a customer of IPv6 has a whole /64.
+    pub(crate) fn network(self) -> String {
+        Self(self.0.map(actors::address::prefix)).text()
     }
 
     pub(crate) fn text(self) -> String {
@@ -261,17 +288,23 @@ fn credentials(headers: &HeaderMap) -> Result<String, Problem> {
     }
 }
 
+/// Whether a request shows anything that may be a key or a token.
+pub(crate) fn shows_credentials(headers: &HeaderMap) -> bool {
+    let is_like_one = |text: String| text.starts_with("ey") || has_key_shape(&text);
+    credentials(headers).is_ok_and(is_like_one)
+}
+
 /// Finds out who asks.
-pub(crate) fn identify(
+pub(crate) async fn identify(
     shared: &Shared,
     headers: &HeaderMap,
     address: ClientAddress,
 ) -> Result<Arc<Identity>, Problem> {
     let text = credentials(headers)?;
     if text.starts_with("ey") && text.matches('.').count() == 2 {
-        return by_token(shared, &text).map(Arc::new);
+        return good_token(shared, &text).await.map(Arc::new);
     }
-    let key = good_key(shared, &text)?;
+    let key = good_key(shared, &text).await?;
     if !key.allows_from(address.0) {
         return Err(wrong_address(&key, address));
     }
@@ -281,7 +314,7 @@ pub(crate) fn identify(
     shared.keys_used.note(key.id, Used { at: shared.service.world.now(), ip: address.text() });
     Ok(Arc::new(Identity {
         tenant: key.tenant,
-        scopes: key.scopes.clone(),
+        scopes: key.scopes,
         principal: Principal::Key(key),
     }))
 }
@@ -296,11 +329,34 @@ fn is_from_page(shared: &Shared, headers: &HeaderMap) -> bool {
     !is_own
 }
 
-fn good_key(shared: &Shared, text: &str) -> Result<Arc<ApiKey>, Problem> {
+async fn good_key(shared: &Shared, text: &str) -> Result<Arc<ApiKey>, Problem> {
     let hash = hash_key(&shared.settings.pepper, text);
-    let known = shared.service.world.directory().read().api_key(&hash);
-    let now = shared.service.world.now();
+    let world = &shared.service.world;
+    let mut known = world.directory().read().api_key(&hash);
+    // One that was made a moment ago may not have come here yet.
+    if known.is_none() && has_key_shape(text) && world.looks_up().await {
+        known = world.directory().read().api_key(&hash);
+    }
+    let now = world.now();
     known.filter(|key| key.is_good(&hash, now)).ok_or_else(wrong_key)
+}
+
+async fn good_token(shared: &Shared, text: &str) -> Result<Identity, Problem> {
+    let known = by_token(shared, text);
+    // Whoever it is for, or the key that signed it, may not have come here yet.
+    let may_be_new = known.as_ref().is_err_and(|problem| problem.code() == wrong_key().code())
+        && names_a_key(text);
+    match may_be_new && shared.service.world.looks_up().await {
+        true => by_token(shared, text),
+        false => known,
+    }
+}
+
+/// Whether a text is like a key of ours, its checksum included.
+fn has_key_shape(text: &str) -> bool {
+    let prefixed = text.starts_with("ic_live_") || text.starts_with("ic_test_");
+    let parts = text.len().checked_sub(CHECK_DIGITS).and_then(|at| text.split_at_checked(at));
+    prefixed && parts.is_some_and(|(key, check)| checksum(key).as_bytes() == check.as_bytes())
 }
 
 pub(crate) fn by_token(shared: &Shared, text: &str) -> Result<Identity, Problem> {
@@ -319,7 +375,9 @@ pub(crate) fn by_token(shared: &Shared, text: &str) -> Result<Identity, Problem>
         return Ok(Identity { tenant, scopes: granted, principal: Principal::Application(claims) });
     };
     let user = directory.user(org, id).map_err(|_| wrong_key())?;
-    if claims.iat * 1000 + 999 < user.sessions_since.millis() {
+    // To the millisecond, as its session's number tells it.
+    let session: SessionId = claims.sid.parse().map_err(|_| wrong_key())?;
+    if session.made_at() < user.sessions_since {
         return Err(wrong_key());
     }
     // A person who may do less than when the token was made does less with it.
@@ -337,7 +395,6 @@ pub fn hash_key(pepper: &[u8; 32], key: &str) -> [u8; 32] {
 
 /// Makes an API key: prefix, 32 random base-62 characters, 6 for a CRC-32 that tells a typo.
 pub fn make_key(mode: Mode, dice: &mut dyn FnMut() -> u128) -> String {
-    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let prefix = if mode.is_live() { "ic_live_" } else { "ic_test_" };
     let mut key = prefix.to_owned();
     while key.len() < prefix.len() + 32 {
@@ -348,17 +405,26 @@ pub fn make_key(mode: Mode, dice: &mut dyn FnMut() -> u128) -> String {
             }
         }
     }
+    let check = checksum(&key);
+    key + &check
+}
+
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+/// Digits of a key's checksum.
+const CHECK_DIGITS: usize = 6;
+
+/// A CRC-32 in base 62.
+fn checksum(key: &str) -> String {
     let mut rest = crc32(key.as_bytes());
-    let mut check = [b'0'; 6];
+    let mut check = [b'0'; CHECK_DIGITS];
     for digit in check.iter_mut().rev() {
         *digit = DIGITS[(rest % 62) as usize];
         rest /= 62;
     }
-    key.push_str(std::str::from_utf8(&check).unwrap_or_default());
-    key
+    check.into_iter().map(char::from).collect()
 }
 
-/// CRC-32 (ISO-HDLC), bit by bit: it runs once per key.
+/// CRC-32 (ISO-HDLC), bit by bit: it runs where a key is made, and where one is not known.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -381,5 +447,9 @@ mod tests {
         });
         assert!(key.starts_with("ic_test_"), "{key}");
         assert_eq!(key.len(), 8 + 32 + 6);
+        assert!(has_key_shape(&key));
+        for wrong in ["", "ic_test_", &key[1..], &key[..45], &key.replace("ic_test_", "ic_live_")] {
+            assert!(!has_key_shape(wrong), "{wrong}");
+        }
     }
 }

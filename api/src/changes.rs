@@ -4,23 +4,19 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use actors::{ports::GroupView, world::World};
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::StreamExt as _;
 use poem::web::sse::Event;
-use poem_openapi::{
-    payload::EventStream,
-    types::{Any, ToJSON as _},
-};
+use poem_openapi::types::{Any, ToJSON as _};
 use serde_json::{Value, json};
 
 use crate::{
     body::cluster::ClusterEventBody,
     cluster::{Seen, shard_body},
+    sse::Sse,
 };
 
 /// Between looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Between comments that keep a quiet stream open.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// The cluster at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,7 +103,7 @@ impl Change {
 }
 
 /// How the cluster is, then what changes, for as long as somebody listens.
-pub(crate) fn stream(world: Arc<World>) -> EventStream<BoxStream<'static, ClusterEventBody>> {
+pub(crate) fn stream(world: Arc<World>) -> Sse<ClusterEventBody> {
     let looks = futures::stream::unfold(None, move |before: Option<Look>| {
         let world = Arc::clone(&world);
         async move {
@@ -122,11 +118,11 @@ pub(crate) fn stream(world: Arc<World>) -> EventStream<BoxStream<'static, Cluste
             Some((bodies, Some(now)))
         }
     });
-    let bodies = looks.flat_map(futures::stream::iter).boxed();
-    EventStream::new(bodies).keep_alive(HEARTBEAT).to_event(|body: ClusterEventBody| {
+    let bodies = looks.flat_map(futures::stream::iter);
+    Sse::new(bodies.map(|body: ClusterEventBody| {
         let kind = body.kind.clone();
         Event::message(body.to_json_string()).event_type(kind)
-    })
+    }))
 }
 
 #[cfg(test)]

@@ -91,6 +91,36 @@ fn parse<T: ParseFromJSON>(bytes: &[u8]) -> Result<Checked<T>, Problem> {
     Ok(Checked { body, json, fingerprint })
 }
 
+impl<T> Checked<T> {
+    /// Refuses to remove (RFC 7396: `null`) any field but these.
+    pub(crate) fn removes_only(&self, removable: &[&str]) -> Result<(), Problem> {
+        let Value::Object(fields) = &self.json else { return Ok(()) };
+        let mut removed = fields.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name);
+        match removed.find(|name| !removable.contains(&name.as_str())) {
+            Some(name) => Err(Problem::field(name, "can't be removed; leave it out to keep it")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a merge patch removes a field (RFC 7396).
+pub(crate) fn is_removed(patch: &Value, field: &str) -> bool {
+    patch.get(field).is_some_and(Value::is_null)
+}
+
+/// What a merge patch changes in a map: `null` in its place removes all its members.
+pub(crate) fn members<V>(
+    patch: &Value,
+    field: &str,
+    given: Option<BTreeMap<String, Option<String>>>,
+    before: &BTreeMap<String, V>,
+) -> BTreeMap<String, Option<String>> {
+    match is_removed(patch, field) {
+        true => before.keys().map(|name| (name.clone(), None)).collect(),
+        false => given.unwrap_or_default(),
+    }
+}
+
 /// `null` members of objects mean the same as absent ones to a typed body.
 fn without_nulls(value: &Value) -> Value {
     match value {
@@ -374,7 +404,11 @@ impl Complaints {
         } else if let Some(pattern) = &schema.pattern
             && !matches(pattern, text)
         {
-            self.add(path, format!("must match {pattern}"));
+            let why = match pattern == TITLE {
+                true => "must be a line of text, and not blank".to_owned(),
+                false => format!("must match {pattern}"),
+            };
+            self.add(path, why);
         }
     }
 
@@ -412,7 +446,9 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 /// Every pattern that a body uses.
-pub(crate) const PATTERNS: [&str; 4] = [NAME, REPO, SHA256, VERSION];
+pub(crate) const PATTERNS: [&str; 5] = [NAME, REPO, SHA256, VERSION, TITLE];
+/// One line of text for people, not blank.
+pub(crate) const TITLE: &str = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$";
 /// Names of agents and clouds.
 pub(crate) const NAME: &str = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$";
 /// `owner/repository`.

@@ -1,20 +1,16 @@
 //! `/v1/clouds`: the deployment targets of agents.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use actors::world::World;
 use domain::{
-    CloudId,
+    CloudId, Timestamp,
     account::{Mode, Tenant},
-    cloud::{Cloud, CloudPatch, Provider},
+    cloud::{Cloud, CloudLimits, CloudPatch, Provider},
     directory::{Command, Directory, Reply},
 };
 use poem::Request;
-use poem_openapi::{
-    ApiResponse, OpenApi,
-    param::{Path, Query},
-    payload::Json,
-};
+use poem_openapi::{ApiResponse, OpenApi, param::Path, payload::Json};
 
 use crate::{
     Handle,
@@ -24,11 +20,11 @@ use crate::{
         cloud::{CloudBody, Counted, CreateCloud, ProviderBody, UpdateCloud},
     },
     caller::Caller,
-    check::Checked,
-    envelope::{Deleted, Page, Success},
+    check::{Checked, is_removed, members},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    listing::{Wanted, is_older},
-    repeat::{self, keyed, replayed},
+    listing::{Listed, Listing},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 pub(crate) struct CloudsApi(pub(crate) Handle);
@@ -64,6 +60,28 @@ fn cloud_id(text: &str) -> std::result::Result<CloudId, Problem> {
     path_id("cloud", text)
 }
 
+impl Listed for Cloud {
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.name, &self.display_name]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+
+    fn metadata(&self) -> Option<&BTreeMap<String, String>> {
+        Some(&self.metadata)
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Clouds")]
 impl CloudsApi {
     /// List clouds
@@ -73,26 +91,15 @@ impl CloudsApi {
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
-        /// Only of this name.
-        name: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<CloudBody>>>> {
         let tenant = caller.tenant();
-        let wanted = Wanted::new(tenant, &[&"clouds", &name.0], limit.0, cursor.0);
-        let after: Option<CloudId> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
-        let rows = directory.clouds.rows().rev().map(|(_, cloud)| cloud);
-        let rows = rows
-            .filter(|cloud| cloud.tenant == tenant)
-            .filter(|cloud| name.0.as_ref().is_none_or(|name| *name == cloud.name))
-            .filter(|cloud| is_older(&cloud.id, after.as_ref()));
-        let dress = |cloud: &&Arc<Cloud>| body(cloud, &directory, &self.0.service.world);
-        let page = wanted.page(&self.0, rows, |cloud| cloud.id.to_string(), dress);
-        Ok(Json(Success::of(page)))
+        let rows = directory.clouds.rows().map(|(_, cloud)| cloud);
+        let rows = rows.filter(|cloud| cloud.tenant == tenant);
+        let selected = listing.select(&self.0, tenant, &[&"clouds"], rows)?;
+        let dress = |cloud: &Cloud| body(cloud, &directory, &self.0.service.world);
+        Ok(Json(Success::of(selected.page(dress))))
     }
 
     /// Create a cloud
@@ -144,14 +151,21 @@ impl CloudsApi {
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let before = self.0.service.directory().await?.read().cloud(tenant, id)?;
-        let if_match = if_match(request, before.revision)?;
-        let metadata = body.body.metadata.unwrap_or_default();
+        let if_match = if_match(request)?;
+        body.removes_only(&["display_name", "limits", "metadata"])?;
+        let Checked { body, json, .. } = body;
+        let metadata = members(&json, "metadata", body.metadata, &before.metadata);
         let mut notes = before.metadata.clone();
         domain::cloud::merge(&mut notes, &metadata);
         check_notes(&notes)?;
         let patch = CloudPatch {
-            display_name: body.body.display_name,
-            limits: body.body.limits.map(Into::into),
+            display_name: body
+                .display_name
+                .or_else(|| is_removed(&json, "display_name").then(|| before.name.clone())),
+            limits: body
+                .limits
+                .map(Into::into)
+                .or_else(|| is_removed(&json, "limits").then(CloudLimits::default)),
             node_selector: None,
             metadata,
         };
@@ -172,11 +186,11 @@ impl CloudsApi {
         request: &Request,
         /// The cloud.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
-        self.0.service.change(Command::DeleteCloud { tenant, id }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let answer = self.0.service.change(Command::DeleteCloud { tenant, id }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 
     /// List a cloud's agents
@@ -188,21 +202,17 @@ impl CloudsApi {
         caller: Caller,
         /// The cloud.
         id: Path<String>,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<AgentPage>>> {
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
         self.0.service.directory().await?.read().cloud(tenant, id)?;
         let agents = crate::agents::AgentsApi(self.0.clone());
-        let page = agents.page_of_cloud(tenant, id, limit.0, cursor.0).await?;
+        let page = agents.page_of_cloud(&caller, id, &listing).await?;
         Ok(Json(Success::of(page)))
     }
 }
 
-fn check_notes(notes: &std::collections::BTreeMap<String, String>) -> Result<()> {
+fn check_notes(notes: &BTreeMap<String, String>) -> Result<()> {
     let mut wrong: Wrong = vec![];
     check_metadata(notes.iter().map(|(k, v)| (k, v.as_str())), &mut wrong);
     if wrong.is_empty() { Ok(()) } else { Err(Problem::invalid(wrong).into()) }

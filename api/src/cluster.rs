@@ -16,14 +16,9 @@ use domain::{
     directory::{Command, Directory, Reply},
     node::{Node, NodeStatus},
 };
-use futures::stream::BoxStream;
 use http::StatusCode;
 use poem::{Endpoint, Request, Response, handler};
-use poem_openapi::{
-    OpenApi,
-    param::Path,
-    payload::{EventStream, Json},
-};
+use poem_openapi::{OpenApi, param::Path, payload::Json};
 
 use crate::{
     Handle, Shared,
@@ -37,6 +32,7 @@ use crate::{
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     repeat::{self, keyed},
+    sse::Sse,
 };
 
 pub(crate) struct ClusterApi(pub(crate) Handle);
@@ -217,10 +213,7 @@ impl ClusterApi {
     /// As server-sent events: first `cluster.seen` with how it is, then whatever changes. Nothing is
     /// kept for those who were away: look again.
     #[oai(path = "/events", method = "get", operation_id = "watchCluster")]
-    async fn events(
-        &self,
-        _caller: Caller,
-    ) -> Result<EventStream<BoxStream<'static, ClusterEventBody>>> {
+    async fn events(&self, _caller: Caller) -> Result<Sse<ClusterEventBody>> {
         Ok(changes::stream(self.0.service.world.clone()))
     }
 

@@ -1,11 +1,21 @@
 //! The OpenAPI document, generated from the code and finished here: what poem-openapi does not say by
 //! itself but the service promises for every operation.
 
-use poem::{Endpoint, Response, endpoint::make_sync};
-use poem_openapi::Tags;
+use std::sync::OnceLock;
+
+use domain::account::GRANTABLE;
+use poem::{
+    Endpoint, EndpointExt as _, Response, Route,
+    endpoint::{make, make_sync},
+};
+use poem_openapi::{OpenApiService, Tags};
 use serde_json::{Map, Value, json};
 
-use crate::access::{self, Need};
+use crate::{
+    access::{self, Need},
+    listing,
+    pages::in_words,
+};
 
 /// Groups of operations.
 #[derive(Tags)]
@@ -40,6 +50,9 @@ pub(crate) enum Tag {
     Cluster,
 }
 
+/// What the document calls the tokens of applications.
+const OAUTH: &str = "OAuth";
+
 /// Headers of every answer.
 const HEADERS: [(&str, &str, &str); 4] = [
     ("X-Request-Id", "Our name for this request.", "string"),
@@ -65,6 +78,7 @@ pub fn document() -> String {
         serde_json::from_str(&crate::apis(None).spec()).expect("the generator writes JSON");
     document["info"]["description"] = json!(DESCRIPTION);
     document["servers"] = json!([{ "url": "/" }]);
+    document["components"]["securitySchemes"][OAUTH] = oauth_scheme();
     let request_schemas = request_schemas(&document);
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
         for (name, schema) in schemas {
@@ -76,6 +90,7 @@ pub fn document() -> String {
             paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::iter_mut)
         {
             finish_operation(operation);
+            finish_list(operation);
             if method == "get" {
                 finish_read(operation);
             }
@@ -86,19 +101,47 @@ pub fn document() -> String {
     text
 }
 
+/// The document and a page take megabytes: they are made when somebody first asks, as few nodes ever are.
+fn text() -> &'static str {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    TEXT.get_or_init(document)
+}
+
+/// Swagger UI with the document in it.
+fn page_text() -> &'static str {
+    static PAGE: OnceLock<String> = OnceLock::new();
+    PAGE.get_or_init(|| {
+        let bare = bare();
+        // A script ends at its end tag, wherever that stands; JSON may write the slash with an escape.
+        bare.swagger_ui_html().replacen(&bare.spec(), &text().replace("</", "<\\/"), 1)
+    })
+}
+
+/// Swagger UI for no operation at all.
+fn bare() -> OpenApiService<(), ()> {
+    OpenApiService::new((), "", "")
+}
+
 /// Serves the document.
 pub(crate) fn endpoint() -> impl Endpoint<Output = Response> {
-    let text = document();
-    make_sync(move |_| {
-        Response::builder().content_type("application/json; charset=utf-8").body(text.clone())
-    })
+    make_sync(|_| Response::builder().content_type("application/json; charset=utf-8").body(text()))
+}
+
+/// Serves Swagger UI, and the page that takes the answers to its OAuth requests.
+pub(crate) fn page() -> Route {
+    let page = make_sync(|_| {
+        Response::builder().content_type("text/html; charset=utf-8").body(page_text())
+    });
+    let receiver =
+        make(|request| async move { bare().swagger_ui().map_to_response().call(request).await });
+    Route::new().at("/", page).at("/oauth-receiver.html", receiver)
 }
 
 /// The methods that a path takes, as an `Allow` header says them.
 pub(crate) fn methods_of(path: &str) -> String {
-    static PATHS: std::sync::OnceLock<Vec<(String, String)>> = std::sync::OnceLock::new();
+    static PATHS: OnceLock<Vec<(String, String)>> = OnceLock::new();
     let known = PATHS.get_or_init(|| {
-        let document: Value = serde_json::from_str(&document()).unwrap_or_default();
+        let document: Value = serde_json::from_str(text()).unwrap_or_default();
         let paths = document["paths"].as_object().cloned().unwrap_or_default();
         let methods = |methods: Value| {
             let names = methods.as_object().into_iter().flat_map(Map::keys);
@@ -183,6 +226,9 @@ fn finish_schema(schema: &mut Value, is_request: bool) {
         }
     }
     if is_request {
+        if let Some(scopes) = properties.get_mut("scopes") {
+            scopes["items"]["enum"] = json!(GRANTABLE);
+        }
         schema["additionalProperties"] = json!(false);
     }
 }
@@ -214,6 +260,20 @@ fn make_nullable(property: &mut Value) {
     }
 }
 
+/// A list takes the parameters of all lists.
+fn finish_list(operation: &mut Value) {
+    let id = operation["operationId"].as_str().unwrap_or_default();
+    let Some((_, is_named)) = listing::LISTS.iter().find(|(list, _)| *list == id) else { return };
+    add_parameters(operation, listing::parameters(*is_named));
+}
+
+fn add_parameters(operation: &mut Value, more: Vec<Value>) {
+    match operation.get_mut("parameters").and_then(Value::as_array_mut) {
+        Some(parameters) => parameters.extend(more),
+        None => operation["parameters"] = json!(more),
+    }
+}
+
 /// A read may be asked for as this node has it.
 fn finish_read(operation: &mut Value) {
     let need = access::need_of(operation["operationId"].as_str().unwrap_or_default());
@@ -227,14 +287,22 @@ fn finish_read(operation: &mut Value) {
         "schema": { "type": "string", "enum": ["linearizable", "stale"], "default": "linearizable" },
         "description": "`stale` answers at once with what the node has, also without a majority.",
     });
-    match operation.get_mut("parameters").and_then(Value::as_array_mut) {
-        Some(parameters) => parameters.push(parameter),
-        None => operation["parameters"] = json!([parameter]),
-    }
+    add_parameters(operation, vec![parameter]);
     for (name, about, kind) in STALE_HEADERS {
         operation["responses"]["200"]["headers"][name] =
             json!({ "description": about, "schema": { "type": kind } });
     }
+}
+
+/// How applications are let in (RFC 6749), with every scope that may be asked for.
+fn oauth_scheme() -> Value {
+    let scopes: Map<String, Value> =
+        GRANTABLE.iter().map(|scope| ((*scope).to_owned(), json!(in_words(scope)))).collect();
+    let flow = json!({
+        "authorizationUrl": access::CONSENT, "tokenUrl": "/v1/oauth/token", "refreshUrl": "/v1/oauth/token",
+        "scopes": scopes,
+    });
+    json!({ "type": "oauth2", "flows": { "authorizationCode": flow } })
 }
 
 /// What holds for every operation.
@@ -260,6 +328,8 @@ fn finish_operation(operation: &mut Value) {
     operation["x-scopes"] = json!(scopes);
     if matches!(need, Some(Need::Nobody) | None) {
         operation["security"] = json!([]);
+    } else if let Some(ways) = operation.get_mut("security").and_then(Value::as_array_mut) {
+        ways.extend(scopes.iter().map(|scope| json!({ OAUTH: [scope] })));
     }
     let has_body = operation.get("requestBody").is_some();
     if let Some(responses) = operation["responses"].as_object_mut() {

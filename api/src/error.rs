@@ -144,6 +144,8 @@ pub(crate) fn path_id<T: FromStr>(noun: &str, text: &str) -> Result<T, Problem> 
         let message = match noun {
             // The specification's own sentence.
             "cloud" => "the specified cloud does not exist".to_owned(),
+            "api_key" => format!("the API key {text} does not exist"),
+            "application" => format!("the OAuth application {text} does not exist"),
             noun => format!("the {noun} {text} does not exist"),
         };
         let code = format!("{}_NOT_FOUND", noun.to_uppercase());
@@ -300,6 +302,14 @@ impl From<Rejection> for Problem {
             R::UploadCorrupt => make(S::BAD_REQUEST, "UPLOAD_CORRUPT", json!({})),
             R::JobAlreadyFinished => make(S::CONFLICT, "JOB_ALREADY_FINISHED", json!({})),
             R::JobNotFinished => make(S::CONFLICT, "INVALID_STATE", json!({})),
+            R::TooManyInFlight { max } => {
+                let details = json!({ "window": "in_flight", "limit": max });
+                make(S::TOO_MANY_REQUESTS, "RATE_LIMITED", details).retry_after(1)
+            }
+            R::TooManyQueued { max } => {
+                let details = json!({ "window": "queued_jobs", "limit": max });
+                make(S::TOO_MANY_REQUESTS, "RATE_LIMITED", details).retry_after(1)
+            }
             R::TooManyJobs => {
                 make(S::TOO_MANY_REQUESTS, "AGENT_OVERLOADED", json!({})).retry_after(1)
             }

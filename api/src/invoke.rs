@@ -14,13 +14,13 @@ use domain::{
     idempotency::Keyed,
     job::{Payload, Retry},
 };
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::{Stream, StreamExt as _};
 use http::{HeaderName, HeaderValue, header};
 use poem::{Request, web::sse::Event};
 use poem_openapi::{
     ApiResponse, OpenApi, ResponseContent,
     param::Path,
-    payload::{EventStream, Json},
+    payload::Json,
     types::{Any, ToJSON as _},
 };
 use serde_json::{Value, value::RawValue};
@@ -38,20 +38,19 @@ use crate::{
     envelope::{Current, Meta, Success},
     error::{ApiError, Problem},
     repeat::{keyed, replayed},
+    sse::Sse,
 };
-
-/// Between comments that keep an idle stream open.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 
 pub(crate) struct InvokeApi(pub(crate) Handle);
 
 /// An answer, whole or in pieces.
 #[derive(ResponseContent)]
+#[expect(clippy::large_enum_variant, reason = "made once for each call and handed on at once")]
 pub(crate) enum InvokeContent {
     /// The whole answer, or with `async` the job.
     Json(Json<Success<InvokeBody>>),
     /// With `Accept: text/event-stream`: one event per piece.
-    Sse(EventStream<BoxStream<'static, StreamEventBody>>),
+    Sse(Sse<StreamEventBody>),
 }
 
 /// The answer to an invocation.
@@ -189,13 +188,11 @@ impl InvokeApi {
         let tenant = call.tenant;
         let events = self.0.service.stream(tenant, invocation(&call, input, options)).await?;
         let mut sequence = 0;
-        let stream = EventStream::new(spoken(events)).keep_alive(HEARTBEAT).to_event(
-            move |event: StreamEventBody| {
-                sequence += 1;
-                Event::message(event.to_json_string()).id(sequence.to_string())
-            },
-        );
-        Ok(InvokeAnswer::Ok(InvokeContent::Sse(stream), None, None))
+        let events = spoken(events).map(move |event| {
+            sequence += 1;
+            Event::message(event.to_json_string()).id(sequence.to_string())
+        });
+        Ok(InvokeAnswer::Ok(InvokeContent::Sse(Sse::new(events)), None, None))
     }
 }
 
@@ -217,7 +214,7 @@ fn invocation(call: &Call, input: &Value, options: Options) -> Invocation {
 }
 
 /// The agent's events in the specification's words, with our own first one.
-fn spoken(events: Invoked) -> BoxStream<'static, StreamEventBody> {
+fn spoken(events: Invoked) -> impl Stream<Item = StreamEventBody> + Send {
     let kind = |kind: &str| StreamEventBody { kind: kind.to_owned(), ..Default::default() };
     let start = StreamEventBody {
         request_id: Some(Current::get().request_id.to_string()),
@@ -242,7 +239,7 @@ fn spoken(events: Invoked) -> BoxStream<'static, StreamEventBody> {
             failed(&kind("error"), problem.code().to_owned(), error.to_string())
         }
     });
-    futures::stream::once(async { start }).chain(rest).boxed()
+    futures::stream::once(async { start }).chain(rest)
 }
 
 fn failed(event: &StreamEventBody, code: String, message: String) -> StreamEventBody {

@@ -24,10 +24,10 @@ use crate::{
     caller::Caller,
     check::MaybeChecked,
     cursor::{self, Cursor},
-    envelope::{Current, Deleted, Page, RawJson, Success},
+    envelope::{Current, Page, RawJson, Success},
     error::{ApiError, Problem, path_id},
     query,
-    repeat::{self, keyed, replayed},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 pub(crate) struct JobsApi(pub(crate) Handle);
@@ -207,12 +207,12 @@ impl JobsApi {
         request: &Request,
         /// The job.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), job_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
         self.touches(&caller, id).await?;
-        self.0.service.delete_job(tenant, id, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let replayed = self.0.service.delete_job(tenant, id, key).await?;
+        Ok(Gone::of(id, replayed))
     }
 }
 

@@ -4,8 +4,9 @@
 use std::{net::IpAddr, panic::AssertUnwindSafe, sync::Arc};
 
 use actors::{
-    call::Consistency,
+    call::{Consistency, auditing},
     limiter::{Admission, Standing},
+    world::World,
 };
 use domain::{RequestId, Timestamp};
 use futures::{FutureExt as _, StreamExt as _};
@@ -26,7 +27,7 @@ use crate::{
     Shared,
     access::{self, Need, Operation},
     audit::Watched,
-    caller::{ClientAddress, Identified, Identity, identified, identify},
+    caller::{ClientAddress, Identified, Identity, identified, identify, shows_credentials},
     envelope::{Current, refusal},
     error::Problem,
 };
@@ -45,6 +46,12 @@ const CLIENT_REQUEST_ID_MAX: usize = 128;
 /// How much of a refused body is read, and for how long.
 const DISCARD_BYTES_MAX: usize = 16 * 1024 * 1024;
 const DISCARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Operations whose answer goes on for as long as the client listens: it ends when the credentials do. Calls
+/// of agents go on to their end, as they do without a stream.
+const WATCHING: [&str; 3] = ["getAgentLogs", "getDeploymentLogs", "watchCluster"];
+/// Between looks whether the credentials of a stream are still good.
+const LOOKED_AT_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Puts the layers around the routes.
 pub(crate) fn around(
@@ -72,7 +79,7 @@ async fn serve<E: Endpoint<Output = Response> + 'static>(
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let client_id = client_request_id(&request);
     let answer = async {
-        let visit = Visit::of(shared, &mut request);
+        let visit = Visit::of(shared, &mut request).await;
         let (standing, mut response) = visit.serve(shared, routes, request).await;
         tell_standing(&mut response, standing);
         response
@@ -80,6 +87,11 @@ async fn serve<E: Endpoint<Output = Response> + 'static>(
     let mut response = current.scope(answer.instrument(span)).await;
     if let Ok(value) = HeaderValue::from_str(&current.request_id.to_string()) {
         response.headers_mut().insert("x-request-id", value);
+    }
+    if response.status() == StatusCode::UNAUTHORIZED {
+        // RFC 9110, section 15.5.2; who said already how to authenticate meant it.
+        let how = HeaderValue::from_static("Bearer realm=\"roost\"");
+        response.headers_mut().entry(header::WWW_AUTHENTICATE).or_insert(how);
     }
     let status = response.status().as_u16();
     let elapsed = current.began.elapsed();
@@ -117,13 +129,28 @@ struct Visit {
     operation: Option<Operation>,
     origin: Option<HeaderValue>,
     consistency: Result<Consistency, Problem>,
+    /// Whether this node may say whose credentials these are, or goes on without being sure.
+    vouched: bool,
 }
 
 impl Visit {
-    fn of(shared: &Shared, request: &mut Request) -> Self {
+    async fn of(shared: &Shared, request: &mut Request) -> Self {
         let address = client_address(shared, request);
-        let identity = identify(shared, request.headers(), address);
         let operation = access::operation_of(request.method(), request.uri().path());
+        let consistency = match operation.map(|operation| operation.id) {
+            // What stands there is the agent's.
+            Some("passThrough") => Ok(Consistency::Linearizable),
+            Some(_) | None => consistency(request),
+        };
+        let goes_on = goes_on(operation, consistency.as_ref().ok());
+        let world = &shared.service.world;
+        // Who shows nothing is turned away by any node.
+        let vouched = operation.is_none_or(|operation| operation.need == Need::Nobody)
+            || world.vouches_now()
+            || !shows_credentials(request.headers())
+            || world.vouches(!goes_on).await
+            || goes_on;
+        let identity = identify(shared, request.headers(), address).await;
         let origin = request.headers().get(header::ORIGIN).filter(|origin| {
             let allowed = &shared.settings.cors_origins;
             origin.to_str().is_ok_and(|origin| allowed.iter().any(|known| known == origin))
@@ -131,12 +158,7 @@ impl Visit {
         let origin = origin.cloned();
         request.extensions_mut().insert(address);
         request.extensions_mut().insert(Identified(identity.clone()));
-        let consistency = match operation.map(|operation| operation.id) {
-            // What stands there is the agent's.
-            Some("passThrough") => Ok(Consistency::Linearizable),
-            Some(_) | None => consistency(request),
-        };
-        Self { address, identity, operation, origin, consistency }
+        Self { address, identity, operation, origin, consistency, vouched }
     }
 
     async fn serve<E: Endpoint<Output = Response> + 'static>(
@@ -166,13 +188,21 @@ impl Visit {
         let response = match self.admit(shared, &mut request).await {
             Ok(()) => match watched {
                 Some(watched) => carry_through(shared, routes, request, watched).await,
-                None => self.read(shared, call(&**routes, request)).await,
+                None => {
+                    let again = self.again(&request);
+                    let response = self.read(shared, call(&**routes, request)).await;
+                    match again {
+                        Some(again) => again.end_with_credentials(shared, response),
+                        None => response,
+                    }
+                }
             },
             Err(problem) => {
                 discard(&mut request).await;
                 let code = problem.code().to_owned();
-                if let Some(watched) = watched {
-                    shared.audit(watched, Some(&code)).await;
+                let whose = watched.as_ref().and_then(Watched::whose);
+                if let Some((watched, whose)) = watched.zip(whose) {
+                    shared.audit(shared.audited(watched, whose), Some(code)).await;
                 }
                 problem.response()
             }
@@ -209,12 +239,16 @@ impl Visit {
         let path = request.uri().path();
         let is_exempt = matches!(path, "/healthz" | "/readyz")
             || path.starts_with("/.well-known/")
-            || self.operation.is_some_and(|operation| operation.id == "putUpload");
+            || self.operation.is_some_and(|operation| operation.id == "putUpload")
+            // A browser asks that for a page that counts by itself.
+            || self.preflight(request).is_some();
+        // Whoever guesses passwords does not do so on the account of a key.
+        let logs_in = self.operation.is_some_and(|operation| operation.id == "login");
         match &self.identity {
             Ok(identity) if is_exempt => Admission::Allowed(world.standing(identity.tenant)),
-            Ok(identity) => world.admit(identity.tenant).await,
+            Ok(identity) if !logs_in => count_known(world, identity).await,
             Err(_) if is_exempt => Admission::Allowed(world.standing_of_address(self.address.0)),
-            Err(_) => world.admit_address(self.address.0),
+            Ok(_) | Err(_) => world.admit_address(self.address.0).await,
         }
     }
 
@@ -227,16 +261,28 @@ impl Visit {
         else {
             return Ok(());
         };
+        if !self.vouched {
+            return Err(cannot_vouch());
+        }
         let identity = self.identity.as_ref().map_err(Problem::clone)?;
-        let operator = shared.service.world.directory().read().operator();
-        operation.permit(identity, operator == Some(identity.tenant.org))?;
-        touches(identity, request.uri().path())
+        permitted(shared, operation, identity, request.uri().path())
+    }
+
+    /// What it takes to identify the caller of a stream once more.
+    fn again(&self, request: &Request) -> Option<Again> {
+        let operation = self.operation.filter(|operation| WATCHING.contains(&operation.id))?;
+        let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
+        Some(Again { operation, headers, path, address: self.address })
     }
 
     fn watched(&self, request: &Request) -> Option<Watched> {
         let operation =
             self.operation.filter(|operation| operation.is_audited(request.method()))?;
-        let identity = Arc::clone(self.identity.as_ref().ok()?);
+        // Credentials that nobody asked for say nothing about the call.
+        let identity = match operation.need == Need::Nobody {
+            true => None,
+            false => Some(Arc::clone(self.identity.as_ref().ok()?)),
+        };
         let target = request.uri().path().to_owned();
         Some(Watched { operation, identity, address: self.address, target })
     }
@@ -270,6 +316,66 @@ impl Visit {
     }
 }
 
+/// Counts a call for its key, if that has a limit of its own, and for its organization.
+async fn count_known(world: &Arc<World>, identity: &Identity) -> Admission {
+    let Some((key, most)) = identity.own_rate() else { return world.admit(identity.tenant).await };
+    let own = match world.admit_key(key, most).await {
+        Admission::Allowed(own) => own,
+        refused @ (Admission::Refused(_) | Admission::Unknown(_)) => return refused,
+    };
+    match world.admit(identity.tenant).await {
+        Admission::Allowed(all) if own.remaining < all.remaining => Admission::Allowed(own),
+        all @ (Admission::Allowed(_) | Admission::Refused(_) | Admission::Unknown(_)) => all,
+    }
+}
+
+/// Calls of agents and stale reads go on without a majority; whose they are is known as of the last word from
+/// it.
+fn goes_on(operation: Option<Operation>, consistency: Option<&Consistency>) -> bool {
+    operation.is_some_and(|operation| matches!(operation.id, "invokeAgent" | "passThrough"))
+        || consistency == Some(&Consistency::Stale)
+}
+
+/// A caller who is identified more than once.
+struct Again {
+    operation: Operation,
+    headers: http::HeaderMap,
+    path: String,
+    address: ClientAddress,
+}
+
+impl Again {
+    async fn is_good(&self, shared: &Shared) -> bool {
+        if !shared.service.world.vouches(false).await {
+            // Nobody can tell; who is here may stay.
+            return true;
+        }
+        let Ok(identity) = identify(shared, &self.headers, self.address).await else {
+            return false;
+        };
+        permitted(shared, self.operation, &identity, &self.path).is_ok()
+    }
+
+    fn end_with_credentials(self, shared: &Arc<Shared>, mut response: Response) -> Response {
+        let kind = response.header(header::CONTENT_TYPE).unwrap_or_default();
+        if !kind.starts_with("text/event-stream") {
+            return response;
+        }
+        let shared = Arc::clone(shared);
+        let ended = async move {
+            loop {
+                tokio::time::sleep(LOOKED_AT_EVERY).await;
+                if !self.is_good(&shared).await {
+                    return;
+                }
+            }
+        };
+        let body = response.take_body().into_bytes_stream().take_until(Box::pin(ended));
+        response.set_body(Body::from_bytes_stream(body));
+        response
+    }
+}
+
 /// Carries out a change and writes it down, also when the client hangs up meanwhile: what was begun is
 /// in the audit log.
 async fn carry_through<E: Endpoint<Output = Response> + 'static>(
@@ -281,10 +387,21 @@ async fn carry_through<E: Endpoint<Output = Response> + 'static>(
     let (shared, routes) = (Arc::clone(shared), Arc::clone(routes));
     let (tell, told) = oneshot::channel();
     let change = async move {
-        let response = call(&*routes, request).await;
+        let (response, row) = match watched.whose() {
+            Some(whose) => {
+                let row = shared.audited(watched, whose);
+                auditing::audited(row, call(&*routes, request)).await
+            }
+            None => {
+                let (response, whose) = auditing::of_stranger(call(&*routes, request)).await;
+                (response, whose.map(|whose| shared.audited(watched, whose)))
+            }
+        };
         let refused = response.status().is_client_error() || response.status().is_server_error();
         let code = refused.then(|| refusal().unwrap_or_else(|| response.status().to_string()));
-        shared.audit(watched, code.as_deref()).await;
+        if let Some(row) = row {
+            shared.audit(row, code).await;
+        }
         // The client may be gone.
         let _ = tell.send(response);
     };
@@ -303,6 +420,18 @@ fn consistency(request: &Request) -> Result<Consistency, Problem> {
         Some("stale") => Err(Problem::field("consistency", "stale is for reads alone")),
         Some(_) => Err(Problem::field("consistency", "must be linearizable or stale")),
     }
+}
+
+/// Whether a caller may do something to what a path names.
+fn permitted(
+    shared: &Shared,
+    operation: Operation,
+    identity: &Identity,
+    path: &str,
+) -> Result<(), Problem> {
+    let operator = shared.service.world.directory().read().operator();
+    operation.permit(identity, operator == Some(identity.tenant.org))?;
+    touches(identity, path)
 }
 
 /// A key for certain agents sees no others: they are not there.
@@ -343,7 +472,7 @@ fn client_address(shared: &Shared, request: &Request) -> ClientAddress {
 fn too_many(standing: Standing, now: Timestamp) -> Problem {
     let window = if standing.is_day { "day" } else { "minute" };
     let message = format!(
-        "there were {} calls within a {window}, which is the limit; slow down, or ask for another tier",
+        "there were {} calls within a {window}, which is the limit; slow down, or ask for a higher one",
         standing.limit
     );
     let reset_at = Timestamp::from_millis(standing.reset * 1000);
@@ -358,6 +487,12 @@ fn too_many(standing: Standing, now: Timestamp) -> Problem {
 fn cannot_count() -> Problem {
     let message = "the cluster can't count this call right now; retry in a moment";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "OWNER_UNAVAILABLE", message).retry_after(1)
+}
+
+fn cannot_vouch() -> Problem {
+    let message = "this node does not hear of the cluster and can't tell whether these credentials are \
+                   still good; retry in a moment, or at another node";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "CLUSTER_UNAVAILABLE", message).retry_after(1)
 }
 
 fn tell_standing(response: &mut Response, standing: Standing) {

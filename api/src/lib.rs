@@ -20,6 +20,7 @@ mod document;
 mod envelope;
 pub mod error;
 mod events;
+pub mod hasher;
 mod invoke;
 mod jobs;
 mod keys;
@@ -31,11 +32,12 @@ mod oauth;
 mod organizations;
 mod pages;
 mod pass;
-pub mod password;
+mod password;
 mod query;
 mod repeat;
 mod secrets;
 mod snapshots;
+mod sse;
 pub mod tokens;
 mod traffic;
 mod uploads;
@@ -99,7 +101,7 @@ impl Shared {
             traffic,
             keys_used,
             tokens: tokens::TokenCache::default(),
-            passwords: password::Passwords::default(),
+            passwords: password::Passwords::new(),
         }
     }
 }
@@ -169,7 +171,6 @@ impl std::ops::Deref for Handle {
 /// All routes, in their layers.
 pub fn routes(shared: &Arc<Shared>) -> impl Endpoint<Output = Response> + use<> {
     let apis = apis(Some(shared));
-    let page = apis.swagger_ui();
     let route = Route::new()
         .at("/v1/openapi.json", document::endpoint())
         .at("/healthz", poem::get(cluster::healthz))
@@ -179,18 +180,19 @@ pub fn routes(shared: &Arc<Shared>) -> impl Endpoint<Output = Response> + use<> 
             "/.well-known/oauth-authorization-server",
             poem::get(well_known(shared, |shared| oauth::metadata(&shared.settings.auth_url))),
         )
-        .at("/oauth/authorize", authorize::Authorize(Arc::clone(shared)))
+        .at(access::CONSENT, authorize::Authorize(Arc::clone(shared)))
         .at("/v1/agents/:id/http", pass::PassThrough(Arc::clone(shared)))
         .at("/v1/agents/:id/http/*rest", pass::PassThrough(Arc::clone(shared)))
-        .nest("/docs", page)
+        .nest("/docs", document::page())
         .nest("/", apis);
     let (route, forms) = (Arc::new(route.into_endpoint().map_to_response()), Arc::clone(shared));
     let either = poem::endpoint::make(move |request| {
         let (route, forms) = (Arc::clone(&route), Arc::clone(&forms));
         async move {
             match oauth::is_form(&request) {
-                true => Ok(oauth::serve_form(&forms, request).await),
-                false => route.call(request).await,
+                // The layers around hand a call on as it is: a pointer, not all that it may come to hold.
+                true => Ok(Box::pin(oauth::serve_form(&forms, request)).await),
+                false => Box::pin(route.call(request)).await,
             }
         }
     });

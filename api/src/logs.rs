@@ -7,13 +7,13 @@ use actors::{
     ports::{Channel, LogLine, LogQuery},
 };
 use domain::{AgentId, NodeId};
-use futures::{StreamExt as _, stream::BoxStream};
+use futures::StreamExt as _;
 use http::header;
 use poem::{Request, web::sse::Event};
 use poem_openapi::{
     ApiResponse, OpenApi, ResponseContent,
     param::{Path, Query},
-    payload::{EventStream, Json},
+    payload::Json,
     types::ToJSON as _,
 };
 use tokio::sync::broadcast::error::RecvError;
@@ -26,10 +26,9 @@ use crate::{
     envelope::Success,
     error::{ApiError, Problem},
     query,
+    sse::Sse,
 };
 
-/// Between comments that keep an idle stream open.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Between questions for new lines of other nodes, while somebody follows.
 const OTHERS_ASKED_EVERY: Duration = Duration::from_millis(250);
 /// Lines, unless `tail` says otherwise.
@@ -54,7 +53,7 @@ pub(crate) enum LogContent {
     /// A page, oldest first.
     Json(Json<Success<LogPage>>),
     /// With `follow=true`: one event per line; `event: end` when the agent is deleted.
-    Sse(EventStream<BoxStream<'static, LogLineBody>>),
+    Sse(Sse<LogLineBody>),
 }
 
 /// The answer to a look at logs.
@@ -179,7 +178,7 @@ async fn followed(
     agent: AgentId,
     mut query: LogQuery,
     resumed: Option<u64>,
-) -> EventStream<BoxStream<'static, LogLineBody>> {
+) -> Sse<LogLineBody> {
     let node = service.world.node_id;
     // Listening begins before reading, so that no line falls between the two.
     let receiver = service.world.ports.logs.follow(agent);
@@ -215,32 +214,12 @@ async fn followed(
         let line = follow.next().await?;
         Some((line, follow))
     });
-    let bodies = lines.map(move |(node, line)| LogLineBody::of(&line, node));
-    let end = futures::stream::once(async { end_mark() });
-    EventStream::new(bodies.chain(end).boxed()).keep_alive(HEARTBEAT).to_event(
-        |line: LogLineBody| match line.id.is_empty() {
-            true => Event::message("{}").event_type("end"),
-            false => Event::message(line.to_json_string()).id(line.id),
-        },
-    )
-}
-
-/// Stands for the end of a stream: no line has an empty id.
-fn end_mark() -> LogLineBody {
-    LogLineBody {
-        id: String::new(),
-        timestamp: String::new(),
-        level: String::new(),
-        message: String::new(),
-        stream: String::new(),
-        instance_id: None,
-        node_id: None,
-        version: None,
-        deployment_id: None,
-        request_id: None,
-        job_id: None,
-        fields: poem_openapi::types::Any(serde_json::Value::Null),
-    }
+    let lines = lines.map(|(node, line)| {
+        let line = LogLineBody::of(&line, node);
+        Event::message(line.to_json_string()).id(line.id)
+    });
+    let end = futures::stream::once(async { Event::message("{}").event_type("end") });
+    Sse::new(lines.chain(end))
 }
 
 struct Follow {

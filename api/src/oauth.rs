@@ -6,20 +6,16 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use actors::call::auditing::{self, Whose};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use domain::{
-    ApplicationId, OrgId,
+    ApplicationId, OrgId, Timestamp,
     account::{Application, Redemption, Scopes, Session, Tenant},
     directory::{Command, Reply},
 };
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use poem::{Request, Response};
-use poem_openapi::{
-    ApiResponse, OpenApi,
-    param::{Path, Query},
-    payload::Json,
-    types::ToJSON as _,
-};
+use poem_openapi::{ApiResponse, OpenApi, param::Path, payload::Json, types::ToJSON as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
@@ -32,11 +28,11 @@ use crate::{
     },
     caller::{Caller, ClientAddress, by_token, hash_key},
     check::Checked,
-    envelope::{Deleted, Page, Success},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    keys::handed_on,
-    listing::{Wanted, is_older},
-    repeat::{self, keyed, replayed},
+    keys::{handed_on, without_limits},
+    listing::{Listed, Listing},
+    repeat::{self, Gone, keyed, replayed},
     tokens::{Claims, Refresh, TOKEN_SECONDS},
 };
 
@@ -104,6 +100,15 @@ fn check_redirect(place: usize, text: &str) -> Told<()> {
     if host.contains('*') {
         return wrong("must be one address; wildcards are not taken");
     }
+    // It stands in the policy of our own pages.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._[]:".contains(&byte);
+    let port = authority.as_str().strip_prefix(host).unwrap_or_default();
+    let is_port = port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    if !host.bytes().all(is_plain) || !port.is_empty() && !is_port {
+        return wrong(
+            "must have a host of letters, digits, dots and hyphens, and a port below 65536",
+        );
+    }
     let is_loopback = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
     match scheme {
         "https" => Ok(()),
@@ -145,7 +150,8 @@ impl Shared {
             "authorization_code" => self.by_code(&application, request, client).await,
             "refresh_token" => {
                 let token = required("refresh_token", request.refresh_token)?;
-                let granted = self.refresh(&token, Some(application.id), client).await;
+                let scope = request.scope.as_deref();
+                let granted = self.refresh(&token, Some(application.id), scope, client).await;
                 granted.map_err(|problem| match problem.status() {
                     StatusCode::UNAUTHORIZED => invalid_grant(),
                     _ => problem,
@@ -165,6 +171,7 @@ impl Shared {
         request: TokenRequest,
         client: String,
     ) -> Told<TokenBody> {
+        auditing::belongs_to(Whose::application(application.tenant, application.id));
         let code = required("code", request.code)?;
         let redirect_uri = required("redirect_uri", request.redirect_uri)?;
         let org = code_org(&code).ok_or_else(invalid_grant)?;
@@ -173,7 +180,7 @@ impl Shared {
             hash: hash_key(&self.settings.pepper, &code),
             application: application.id,
             redirect_uri,
-            challenge: request.code_verifier.map(|verifier| Sha256::digest(verifier).into()),
+            challenge: request.code_verifier.map(challenge).transpose()?,
             session: Session {
                 application: Some(application.id),
                 token_seconds: application.token_seconds,
@@ -207,6 +214,7 @@ impl Shared {
         self.service.directory().await?;
         let shown = Credentials::of(headers, question.client_id, question.client_secret)?;
         let application = self.client(shown)?;
+        auditing::belongs_to(Whose::application(application.tenant, application.id));
         let found = match Refresh::read(&self.settings.pepper, &question.token) {
             Some(refresh) => Some((refresh.org, refresh.session, false)),
             None => self.verify(&question.token).ok().and_then(|claims| {
@@ -253,6 +261,7 @@ impl Shared {
             let session = session.filter(|session| {
                 session.generation == refresh.generation
                     && session.application == Some(application.id)
+                    && self.is_good(session)
             });
             return Ok(session.map_or_else(Introspection::default, |session| Introspection {
                 active: true,
@@ -283,17 +292,31 @@ impl Shared {
     }
 }
 
+/// What a PKCE verifier was promised as (RFC 7636, section 4): 43 to 128 unreserved characters.
+fn challenge(verifier: String) -> Told<[u8; 32]> {
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    match (43..=128).contains(&verifier.len()) && verifier.bytes().all(is_unreserved) {
+        true => Ok(Sha256::digest(verifier).into()),
+        false => Err(invalid_grant()),
+    }
+}
+
 /// What an application asks for, if it may.
 pub(crate) fn asked_for(application: &Application, scope: Option<&str>) -> Told<Scopes> {
+    asked_of(&application.scopes, scope)
+}
+
+/// The scopes that are asked for, of these; all if none is named.
+pub(crate) fn asked_of(granted: &Scopes, scope: Option<&str>) -> Told<Scopes> {
     let Some(words) = scope.filter(|scope| !scope.trim().is_empty()) else {
-        return Ok(application.scopes.clone());
+        return Ok(*granted);
     };
     let wanted = Scopes::parse(words.split_ascii_whitespace());
     let wanted = wanted.map_err(|error| bad("INVALID_SCOPE", &error.to_string()))?;
-    match application.scopes.lacks(&wanted) {
+    match granted.lacks(&wanted) {
         None => Ok(wanted),
         Some(word) => {
-            let message = format!("the application is not registered for the scope {word}");
+            let message = format!("the scope {word} is more than was granted");
             Err(bad("INVALID_SCOPE", &message))
         }
     }
@@ -344,6 +367,20 @@ fn basic(value: &http::HeaderValue) -> Option<(String, String)> {
     Some((plain(user)?, plain(password)?))
 }
 
+impl Listed for Application {
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.name]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Oauth")]
 impl OauthApi {
     /// Exchange an authorization code
@@ -389,21 +426,13 @@ impl OauthApi {
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<ApplicationBody>>>> {
-        let wanted = Wanted::new(caller.tenant(), &[&"applications"], limit.0, cursor.0);
-        let after: Option<ApplicationId> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
-        let rows = directory.applications.rows().rev().map(|(_, row)| row);
+        let rows = directory.applications.rows().map(|(_, row)| row);
         let rows = rows.filter(|row| row.tenant == caller.tenant());
-        let rows = rows.filter(|row| is_older(&row.id, after.as_ref()));
-        let dress = |row: &&Arc<Application>| ApplicationBody::of(row);
-        let page = wanted.page(&self.0, rows, |row| row.id.to_string(), dress);
-        Ok(Json(Success::of(page)))
+        let selected = listing.select(&self.0, caller.tenant(), &[&"applications"], rows)?;
+        Ok(Json(Success::of(selected.page(ApplicationBody::of))))
     }
 
     /// Register an OAuth application
@@ -416,13 +445,15 @@ impl OauthApi {
         request: &Request,
         body: Checked<CreateApplication>,
     ) -> Result<ApplicationCreated> {
+        without_limits(caller.identity())?;
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
         let CreateApplication { name, redirect_uris, scopes, public, token_lifetime } = body.body;
         for (place, text) in redirect_uris.iter().enumerate() {
             check_redirect(place, text)?;
         }
         let secret = (public != Some(true)).then(|| format!("ics_{}", self.0.random_text()));
-        let kept = self.0.for_repeats(key.as_ref(), secret.as_deref().unwrap_or_default());
+        let plain = secret.as_deref().unwrap_or_default();
+        let kept = self.0.for_repeats(caller.org(), key.as_ref(), plain).await?;
         let world = &self.0.service.world;
         let application = Application {
             id: world.mint(ApplicationId::new),
@@ -440,7 +471,7 @@ impl OauthApi {
         let Reply::Application(row, sealed) = answer.value else {
             return Err(Problem::internal().into());
         };
-        let repeat = |made| self.0.repeated(answer.replayed, &sealed, made);
+        let repeat = |made| self.0.repeated(caller.org(), answer.replayed, &sealed, made);
         let secret = secret.map(repeat).transpose()?;
         let body = ApplicationBody { client_secret: secret, ..ApplicationBody::of(&row) };
         Ok(ApplicationCreated::Created(Json(Success::of(body)), replayed(answer.replayed)))
@@ -456,11 +487,11 @@ impl OauthApi {
         request: &Request,
         /// The `client_id`.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), path_id::<ApplicationId>("application", &id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
-        self.0.service.change(Command::DeleteApplication { tenant, id }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let answer = self.0.service.change(Command::DeleteApplication { tenant, id }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 }
 
@@ -516,7 +547,7 @@ async fn answer_form(shared: &Shared, request: &mut Request) -> Told<Value> {
     let path = request.uri().path().to_owned();
     if path == "/v1/oauth/token" {
         let asked = TokenRequest {
-            grant_type: take("grant_type").unwrap_or_default(),
+            grant_type: required("grant_type", take("grant_type"))?,
             client_id,
             client_secret,
             code: take("code"),
@@ -595,10 +626,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn verifiers_are_long_enough_to_be_no_guess() {
+        // RFC 7636, appendix B.
+        let verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
+        let known = challenge(verifier.to_owned()).expect("it is good");
+        assert_eq!(known[..4], [0x13, 0xd3, 0x1e, 0x96]);
+        let wrong =
+            ["", &verifier[1..], &"a".repeat(129), &format!("{verifier} ")].map(str::to_owned);
+        wrong.into_iter().for_each(|text| assert!(challenge(text.clone()).is_err(), "{text}"));
+    }
+
+    #[test]
     fn addresses_that_people_may_be_sent_to() {
-        for good in
-            ["https://app.example/cb", "https://app.example/cb?x=1", "http://127.0.0.1:8000/cb"]
-        {
+        for good in [
+            "https://app.example/cb",
+            "https://app.example:8443/cb?x=1",
+            "http://127.0.0.1:8000/cb",
+            "http://[::1]:8000/cb",
+        ] {
             assert!(check_redirect(0, good).is_ok(), "{good}");
         }
         for bad in [
@@ -612,6 +657,9 @@ mod tests {
             "data:text/html,x",
             "https://app.example/a b",
             "custom:/cb",
+            "https://app.example;script-src/cb",
+            "https://app.example:99999/cb",
+            "https://app.example:/cb",
         ] {
             assert!(check_redirect(0, bad).is_err(), "{bad}");
         }

@@ -1,17 +1,13 @@
 //! `/v1/organizations`: the accounts of a cluster, for whoever looks after it.
 
 use domain::{
-    OrgId, UserId,
+    OrgId, Timestamp, UserId,
     account::{Mode, Organization, OrganizationPatch, Role, Tenant, User},
     cloud::{Cloud, Provider},
     directory::{Command, Directory, Reply},
 };
 use poem::Request;
-use poem_openapi::{
-    ApiResponse, OpenApi,
-    param::{Path, Query},
-    payload::Json,
-};
+use poem_openapi::{ApiResponse, OpenApi, param::Path, payload::Json};
 
 use crate::{
     Handle,
@@ -21,7 +17,7 @@ use crate::{
     check::Checked,
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    listing::{Wanted, is_older},
+    listing::{Listed, Listing},
     password,
     repeat::{keyed, replayed},
     users::email,
@@ -55,6 +51,24 @@ pub(crate) enum OrganizationCreated {
 
 type Result<T> = std::result::Result<T, ApiError>;
 
+impl Listed for Organization {
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.name]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Organizations")]
 impl OrganizationsApi {
     /// List organizations
@@ -64,23 +78,14 @@ impl OrganizationsApi {
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<OrganizationBody>>>> {
-        let wanted = Wanted::new(caller.tenant(), &[&"organizations"], limit.0, cursor.0);
-        let after: Option<OrgId> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
         let operator = directory.operator();
-        let rows = directory.organizations.rows().rev().map(|(_, row)| row);
-        let rows = rows.filter(|row| is_older(&row.id, after.as_ref()));
-        let dress = |row: &&std::sync::Arc<Organization>| {
-            OrganizationBody::of(row, operator == Some(row.id))
-        };
-        let page = wanted.page(&self.0, rows, |row| row.id.to_string(), dress);
-        Ok(Json(Success::of(page)))
+        let rows = directory.organizations.rows().map(|(_, row)| row);
+        let selected = listing.select(&self.0, caller.tenant(), &[&"organizations"], rows)?;
+        let dress = |row: &Organization| OrganizationBody::of(row, operator == Some(row.id));
+        Ok(Json(Success::of(selected.page(dress))))
     }
 
     /// Create an organization
@@ -132,8 +137,8 @@ impl OrganizationsApi {
     ) -> Result<OrganizationAnswer> {
         let id: OrgId = path_id("organization", &id)?;
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
-        let before = self.0.service.directory().await?.read().organization(id)?;
-        let if_match = if_match(request, before.revision)?;
+        body.removes_only(&[])?;
+        let if_match = if_match(request)?;
         let UpdateOrganization { name, tier } = body.body;
         let patch = OrganizationPatch { name, tier: tier.map(Into::into) };
         let command = Command::UpdateOrganization { id, patch, if_match };

@@ -68,7 +68,7 @@ code{display:block;color:var(--soft);font-size:.8125rem}
 ";
 
 /// A scope in words for people.
-fn in_words(scope: &str) -> &'static str {
+pub(crate) fn in_words(scope: &str) -> &'static str {
     match scope {
         "clouds:read" => "See your clouds",
         "clouds:write" => "Create, change and delete clouds",

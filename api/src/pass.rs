@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use actors::{call::ServiceError, invocation::CallError};
+use actors::{call::ServiceError, flight::Flight, invocation::CallError};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, Uri, header};
 use http_body_util::BodyExt as _;
@@ -68,10 +68,11 @@ impl PassThrough {
         }
         let id = agent_id(request.raw_path_param("id").unwrap_or_default())?;
         self.0.service.serving(identity.tenant, id).map_err(Problem::from)?;
+        let flight = self.0.service.world.fly(identity.tenant).await?;
         let body = request.take_body().into_bytes().await;
         let body = body.map_err(|error| crate::layers::unreadable_body(&error))?;
         let (timeout, _) = self.0.service.world.settings.sync_timeout;
-        self.exchange(id, &request, body, timeout).await
+        self.exchange(id, &request, body, timeout, flight).await
     }
 
     async fn exchange(
@@ -80,6 +81,7 @@ impl PassThrough {
         request: &Request,
         body: Bytes,
         timeout: Duration,
+        flight: Flight,
     ) -> Result<Response, Problem> {
         let world = &self.0.service.world;
         let deadline = Instant::now() + timeout;
@@ -103,7 +105,7 @@ impl PassThrough {
         copy(&parts.headers, response.headers_mut(), passes_out);
         // The slot goes back when the body has passed.
         let body = body.map_err(std::io::Error::other).map_frame(move |frame| {
-            let _held = &slot;
+            let _held = (&slot, &flight);
             frame
         });
         response.set_body(Body::from(http_body_util::BodyExt::boxed(body)));

@@ -10,6 +10,12 @@ use crate::error::Problem;
 /// Items of a page, unless `limit` says otherwise.
 pub(crate) const LIMIT: u32 = 20;
 
+/// The first value of a parameter.
+pub(crate) fn value(request: &Request, name: &str) -> Option<String> {
+    let query = request.uri().query().unwrap_or_default();
+    pairs(query).find(|(given, _)| given == name).map(|(_, value)| value)
+}
+
 /// `metadata[key]=value` parameters.
 pub(crate) fn metadata(request: &Request) -> BTreeMap<String, String> {
     let query = request.uri().query().unwrap_or_default();

@@ -5,9 +5,13 @@ use std::sync::OnceLock;
 use domain::{account::Tenant, idempotency::Keyed};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use poem::Request;
+use poem_openapi::{ApiResponse, payload::Json};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::Problem;
+use crate::{
+    envelope::{Deleted, Success},
+    error::Problem,
+};
 
 /// Longest key.
 const KEY_CHARS_MAX: usize = 255;
@@ -51,6 +55,21 @@ fn under_pepper(fingerprint: &[u8; 32]) -> [u8; 32] {
     mac.update(b"fingerprint");
     mac.update(fingerprint);
     mac.finalize().into_bytes().into()
+}
+
+/// What was there is gone.
+#[derive(ApiResponse)]
+pub(crate) enum Gone {
+    /// It is gone.
+    #[oai(status = 200)]
+    Ok(Json<Success<Deleted>>, #[oai(header = "Idempotency-Replayed")] Option<String>),
+}
+
+impl Gone {
+    /// What had this id.
+    pub(crate) fn of(id: impl std::fmt::Display, is_replay: bool) -> Self {
+        Self::Ok(Json(Success::of(Deleted::of(id))), replayed(is_replay))
+    }
 }
 
 /// The header of a stored answer.

@@ -1,14 +1,14 @@
 //! `/v1/secrets`: values that agents are started with. They go in and never come out.
 
 use domain::{
-    CloudId,
+    CloudId, Timestamp,
     account::Tenant,
     directory::{Command, Reply},
     secret::{SECRET_BYTES_MAX, Secret, is_secret_name},
 };
 use poem::Request;
 use poem_openapi::{
-    OpenApi,
+    ApiResponse, OpenApi,
     param::{Path, Query},
     payload::Json,
 };
@@ -19,13 +19,21 @@ use crate::{
     body::account::{PutSecret, SecretBody},
     caller::Caller,
     check::Checked,
-    envelope::{Deleted, Page, Success},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    listing::Wanted,
-    repeat::keyed,
+    listing::{Listed, Listing},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct SecretsApi(pub(crate) Handle);
+
+/// A secret that was set.
+#[derive(ApiResponse)]
+pub(crate) enum SecretPut {
+    /// It is set.
+    #[oai(status = 200)]
+    Ok(Json<Success<SecretBody>>, #[oai(header = "Idempotency-Replayed")] Option<String>),
+}
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -33,34 +41,43 @@ fn cloud(id: Option<&str>) -> std::result::Result<Option<CloudId>, Problem> {
     id.map(|id| path_id("cloud", id)).transpose()
 }
 
+impl Listed for Secret {
+    fn id(&self) -> String {
+        Self::place(self.tenant, self.cloud_id, &self.name)
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.name]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Secrets")]
 impl SecretsApi {
     /// List secrets
     ///
-    /// By name, without their values.
+    /// Without their values.
     #[oai(path = "/secrets", method = "get", operation_id = "listSecrets")]
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
         /// Only of this cloud.
         cloud_id: Query<Option<String>>,
     ) -> Result<Json<Success<Page<SecretBody>>>> {
         let (tenant, only) = (caller.tenant(), cloud(cloud_id.0.as_deref())?);
-        let wanted = Wanted::new(tenant, &[&"secrets", &only], limit.0, cursor.0);
-        let after: Option<String> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
-        let place = |row: &Secret| Secret::place(row.tenant, row.cloud_id, &row.name);
-        let rows = directory
-            .secrets_of(tenant)
-            .filter(|row| only.is_none() || row.cloud_id == only)
-            .filter(|row| after.as_ref().is_none_or(|after| place(row) > *after));
-        let page = wanted.page(&self.0, rows, |row| place(row), |row| SecretBody::of(row));
-        Ok(Json(Success::of(page)))
+        let rows = directory.secrets_of(tenant);
+        let rows = rows.filter(|row| only.is_none() || row.cloud_id == only);
+        let selected = listing.select(&self.0, tenant, &[&"secrets", &only], rows)?;
+        Ok(Json(Success::of(selected.page(SecretBody::of))))
     }
 
     /// Get a secret
@@ -92,7 +109,7 @@ impl SecretsApi {
         /// Its name: capital letters, digits and `_`, at most 64.
         name: Path<String>,
         body: Checked<PutSecret>,
-    ) -> Result<Json<Success<SecretBody>>> {
+    ) -> Result<SecretPut> {
         if !is_secret_name(&name) {
             let why = "must be capital letters, digits and _, beginning with a letter, at most 64";
             return Err(Problem::field("name", why).into());
@@ -102,10 +119,10 @@ impl SecretsApi {
             return Err(Problem::field("value", why).into());
         }
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
-        let secret = self.sealed(caller.tenant(), &name, body.body)?;
-        let reply = self.0.service.change(Command::PutSecret(Box::new(secret)), key).await?.value;
-        let Reply::Secret(row) = reply else { return Err(Problem::internal().into()) };
-        Ok(Json(Success::of(SecretBody::of(&row))))
+        let secret = self.sealed(caller.tenant(), &name, body.body).await?;
+        let answer = self.0.service.change(Command::PutSecret(Box::new(secret)), key).await?;
+        let Reply::Secret(row) = answer.value else { return Err(Problem::internal().into()) };
+        Ok(SecretPut::Ok(Json(Success::of(SecretBody::of(&row))), replayed(answer.replayed)))
     }
 
     /// Delete a secret
@@ -120,7 +137,7 @@ impl SecretsApi {
         name: Path<String>,
         /// Of this cloud; the one for all clouds if left out.
         cloud_id: Query<Option<String>>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, cloud_id) = (caller.tenant(), cloud(cloud_id.0.as_deref())?);
         if !is_secret_name(&name) {
             return Err(domain::Rejection::SecretNotFound(shown(&name)).into());
@@ -128,8 +145,8 @@ impl SecretsApi {
         let key = keyed(request, tenant, Sha256::digest(format!("{cloud_id:?}")).into())?;
         let name = name.0;
         let command = Command::DeleteSecret { tenant, cloud_id, name: name.clone() };
-        self.0.service.change(command, key).await?;
-        Ok(Json(Success::of(Deleted::of(name))))
+        let answer = self.0.service.change(command, key).await?;
+        Ok(Gone::of(name, answer.replayed))
     }
 }
 
@@ -139,16 +156,16 @@ fn shown(name: &str) -> String {
 }
 
 impl SecretsApi {
-    fn sealed(&self, tenant: Tenant, name: &str, body: PutSecret) -> Result<Secret> {
+    async fn sealed(&self, tenant: Tenant, name: &str, body: PutSecret) -> Result<Secret> {
         let world = &self.0.service.world;
         let cloud_id = cloud(body.cloud_id.as_deref())?;
         let place = Secret::place(tenant, cloud_id, name);
-        let now = world.now();
+        let (sealer, now) = (self.0.service.sealer(tenant.org).await?, world.now());
         Ok(Secret {
             tenant,
             cloud_id,
             name: name.to_owned(),
-            sealed: world.sealer.seal(&body.value, &place, &*world.ports.entropy),
+            sealed: sealer.seal(&body.value, &place, &*world.ports.entropy),
             version: 0,
             created_at: now,
             updated_at: now,

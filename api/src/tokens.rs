@@ -9,10 +9,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use actors::call::ServiceError;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use domain::{
     OrgId, SessionId,
     account::{Mode, Session, SigningKey},
+    data_key::OF_CLUSTER,
     idempotency::Keyed,
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -69,6 +71,28 @@ pub struct Claims {
     pub client_id: Option<String>,
 }
 
+impl Claims {
+    fn is_over(&self, now_seconds: u64) -> bool {
+        self.exp <= now_seconds
+    }
+}
+
+/// What a token says, whatever its time: signed by this key, made by one of us and for us.
+fn claims_of(
+    token: &str,
+    public: &[u8],
+    is_ours: impl FnOnce(&str) -> bool,
+) -> Result<Claims, Problem> {
+    let public = DecodingKey::from_ed_components(&URL_SAFE_NO_PAD.encode(public));
+    let mut rules = Validation::new(Algorithm::EdDSA);
+    rules.validate_exp = false;
+    rules.validate_aud = false;
+    rules.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
+    let claims = decode::<Claims>(token, &public.map_err(|_| wrong_key())?, &rules);
+    let claims = claims.map_err(|_| wrong_key())?.claims;
+    if is_ours(&claims.iss) && claims.aud == claims.iss { Ok(claims) } else { Err(wrong_key()) }
+}
+
 /// The key that signed a token, and what the token says.
 type Known = (String, Arc<Claims>);
 
@@ -94,6 +118,12 @@ fn expired() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "TOKEN_EXPIRED", message)
 }
 
+/// Whether a text is like a token of ours: its header says who signed it.
+pub(crate) fn names_a_key(token: &str) -> bool {
+    let is_short = token.len() <= TOKEN_BYTES_MAX;
+    is_short && decode_header(token).is_ok_and(|header| header.kid.is_some())
+}
+
 impl Shared {
     fn now_seconds(&self) -> u64 {
         self.service.world.now().seconds()
@@ -107,15 +137,23 @@ impl Shared {
 
     /// A secret of an answer, sealed: kept for as long as the answer is repeated under its key, and
     /// not at all without one.
-    pub(crate) fn for_repeats(&self, key: Option<&Keyed>, secret: &str) -> Vec<u8> {
-        let entropy = &*self.service.world.ports.entropy;
-        let seal = |_| self.service.world.sealer.seal(secret, ANSWER_PLACE, entropy);
-        key.map(seal).unwrap_or_default()
+    pub(crate) async fn for_repeats(
+        &self,
+        org: OrgId,
+        key: Option<&Keyed>,
+        secret: &str,
+    ) -> Result<Vec<u8>, ServiceError> {
+        if key.is_none() {
+            return Ok(vec![]);
+        }
+        let world = &self.service.world;
+        Ok(self.service.sealer(org).await?.seal(secret, ANSWER_PLACE, &*world.ports.entropy))
     }
 
     /// The secret of an answer: the one made now, or that of the first, equal call.
     pub(crate) fn repeated(
         &self,
+        org: OrgId,
         replayed: bool,
         sealed: &[u8],
         made: String,
@@ -123,7 +161,8 @@ impl Shared {
         if !replayed {
             return Ok(made);
         }
-        let opened = self.service.world.sealer.open(sealed, ANSWER_PLACE);
+        let sealer = self.service.world.opener(org);
+        let opened = sealer.and_then(|sealer| sealer.open(sealed, ANSWER_PLACE));
         opened.map(|secret| secret.to_string()).map_err(|error| {
             tracing::error!(%error, "the secret of an answer can't be repeated");
             Problem::internal()
@@ -182,7 +221,8 @@ impl Shared {
             tracing::error!(%error, kid = key.id, "a signing key could not be opened");
             Problem::internal()
         };
-        let text = self.service.world.sealer.open(&key.sealed, &signing_place(&key.id));
+        let sealer = self.service.world.opener(OF_CLUSTER);
+        let text = sealer.and_then(|sealer| sealer.open(&key.sealed, &signing_place(&key.id)));
         let text = text.map_err(|error| told(&error))?;
         let der = URL_SAFE_NO_PAD.decode(text.as_bytes()).map_err(|error| told(&error))?;
         Ok(EncodingKey::from_ed_der(&der))
@@ -212,7 +252,7 @@ impl Shared {
                 claims
             }
         };
-        if claims.exp <= self.now_seconds() || self.has_ended(&claims.sid) {
+        if claims.is_over(self.now_seconds()) || self.has_ended(&claims.sid) {
             return Err(expired());
         }
         Ok(claims)
@@ -235,18 +275,13 @@ impl Shared {
         let header = decode_header(token).map_err(|_| wrong_key())?;
         let kid = header.kid.ok_or_else(wrong_key)?;
         let key = self.signing_key(&kid).ok_or_else(wrong_key)?;
-        let public = DecodingKey::from_ed_components(&URL_SAFE_NO_PAD.encode(&key.public));
-        let mut rules = Validation::new(Algorithm::EdDSA);
-        rules.validate_exp = false;
-        rules.validate_aud = false;
-        rules.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
-        let claims = decode::<Claims>(token, &public.map_err(|_| wrong_key())?, &rules);
-        let claims = claims.map_err(|_| wrong_key())?.claims;
         // Every node may have made it, under its own address.
         let directory = self.service.world.directory().read();
-        let is_ours = claims.iss == self.settings.auth_url
-            || directory.nodes.rows().any(|(_, node)| node.facts.base_url == claims.iss);
-        if is_ours && claims.aud == claims.iss { Ok((kid, claims)) } else { Err(wrong_key()) }
+        let is_ours = |issuer: &str| {
+            issuer == self.settings.auth_url
+                || directory.nodes.rows().any(|(_, node)| node.facts.base_url == issuer)
+        };
+        Ok((kid, claims_of(token, &key.public, is_ours)?))
     }
 
     /// The public halves of the keys that sign tokens (RFC 7517).
@@ -320,6 +355,56 @@ fn proof(pepper: &[u8; 32], said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The pair of RFC 8410, section 10: nobody's secret.
+    const PRIVATE: &str = "MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp-K06_nwoy_HU--CXqI9EdVhC";
+    const PUBLIC: &str = "Gb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE";
+    const ISSUER: &str = "https://roost.example";
+
+    /// What a token with a right signature is read as that says this beside, or instead of, what it should.
+    fn read(said: &Value) -> Result<Claims, Problem> {
+        let mut claims = json!({
+            "sub": "user_1", "org": "org_1", "scopes": ["agents:read"], "iat": 100, "exp": 200,
+            "iss": ISSUER, "aud": ISSUER, "jti": "1", "sid": "session_1", "livemode": true,
+        });
+        for (name, value) in said.as_object().expect("claims") {
+            let claims = claims.as_object_mut().expect("claims");
+            if value.is_null() {
+                claims.remove(name);
+            } else {
+                claims.insert(name.clone(), value.clone());
+            }
+        }
+        let private = EncodingKey::from_ed_der(&URL_SAFE_NO_PAD.decode(PRIVATE).expect("a key"));
+        let token = encode(&Header::new(Algorithm::EdDSA), &claims, &private).expect("a token");
+        let public = URL_SAFE_NO_PAD.decode(PUBLIC).expect("a key");
+        claims_of(&token, &public, |issuer| issuer == ISSUER)
+    }
+
+    #[test]
+    fn a_right_signature_is_not_enough() {
+        let good = read(&json!({})).expect("it is good");
+        assert!(!good.is_over(199) && good.is_over(200) && good.is_over(201));
+        for wrong in [
+            json!({ "iss": "https://evil.example", "aud": "https://evil.example" }),
+            json!({ "iss": "https://evil.example" }),
+            json!({ "aud": "https://other.example" }),
+            json!({ "aud": [ISSUER] }),
+            json!({ "iss": format!("{ISSUER}/") }),
+            json!({ "exp": null }),
+            json!({ "exp": "200" }),
+            json!({ "exp": -1 }),
+            json!({ "iss": null }),
+            json!({ "aud": null }),
+            json!({ "sub": null }),
+            json!({ "org": null }),
+            json!({ "sid": null }),
+            json!({ "scopes": "agents:read" }),
+            json!({ "livemode": "yes" }),
+        ] {
+            assert!(read(&wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_refresh_token_is_read_back_and_cannot_be_forged() {

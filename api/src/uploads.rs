@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use actors::call::auditing::{self, Whose};
 use domain::{UploadId, account::Tenant, directory::Command, upload::Upload};
 use futures::{StreamExt as _, TryStreamExt as _};
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -21,9 +22,9 @@ use crate::{
     body::upload::{CreateUpload, UploadBody},
     caller::Caller,
     check::Checked,
-    envelope::{Deleted, Success},
+    envelope::Success,
     error::{ApiError, Problem, path_id},
-    repeat::{self, keyed, replayed},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 /// How long the addresses of an upload work.
@@ -240,6 +241,7 @@ impl UploadsApi {
         }
         let bytes = body.0.into_bytes_stream().map_err(std::io::Error::other).boxed();
         let upload = self.0.service.receive_upload(id, bytes).await?;
+        auditing::belongs_to(Whose::anonymous(upload.tenant));
         Ok(Json(Success::of(self.0.upload_body(&upload))))
     }
 
@@ -266,12 +268,14 @@ impl UploadsApi {
         request: &Request,
         /// The upload.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), upload_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
-        self.0.service.directory().await?.read().upload(tenant, id)?;
-        self.0.service.change(Command::DeleteUpload { id }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        if !self.0.service.is_repeat(key.as_ref()).await? {
+            self.0.service.directory().await?.read().upload(tenant, id)?;
+        }
+        let answer = self.0.service.change(Command::DeleteUpload { id }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 }
 
@@ -306,11 +310,9 @@ impl UploadsApi {
             let announced =
                 CreateUpload { filename, size_bytes: None, content_type: None, sha256: None };
             let upload = self.announced(tenant, announced);
-            let id = upload.id;
             let bytes = Body::from_async_read(field.into_async_read());
-            self.0.service.create_upload(upload, None).await?;
             let bytes = bytes.into_bytes_stream().map_err(std::io::Error::other).boxed();
-            return Ok(self.0.service.receive_upload(id, bytes).await?);
+            return Ok(self.0.service.take_upload(upload, bytes).await?);
         }
         Err(Problem::field("file", "is required").into())
     }

@@ -1,28 +1,26 @@
 //! `/v1/users` and `/v1/invitations`: the people of an organization.
 
+use actors::call::auditing::{self, Whose};
 use domain::{
-    InvitationId, OrgId, Rejection, UserId,
-    account::{INVITED_FOR, Invitation, Role, Scopes, User, UserPatch},
+    InvitationId, OrgId, Rejection, Timestamp, UserId,
+    account::{INVITED_FOR, Invitation, Mode, Role, Scopes, Tenant, User, UserPatch},
     directory::{Command, Reply},
 };
 use poem::Request;
-use poem_openapi::{
-    ApiResponse, OpenApi,
-    param::{Path, Query},
-    payload::Json,
-};
+use poem_openapi::{ApiResponse, OpenApi, param::Path, payload::Json};
 
 use crate::{
     Handle,
     agents::if_match,
     body::account::{AcceptInvitation, CreateInvitation, InvitationBody, UpdateUser, UserBody},
     caller::{Caller, hash_key},
-    check::Checked,
-    envelope::{Deleted, Page, Success},
+    check::{Checked, is_removed},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    listing::{Wanted, is_older},
+    keys::without_limits,
+    listing::{Listed, Listing},
     password,
-    repeat::{self, keyed, replayed},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 pub(crate) struct UsersApi(pub(crate) Handle);
@@ -68,6 +66,40 @@ pub(crate) fn email(field: &str, text: &str) -> std::result::Result<String, Prob
     Err(Problem::field(field, "must be an email address such as name@example.com"))
 }
 
+impl Listed for User {
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![self.name.as_deref().unwrap_or_default(), &self.email]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+}
+
+impl Listed for Invitation {
+    const IS_NAMED: bool = false;
+
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.email]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::People")]
 impl UsersApi {
     /// List users
@@ -77,21 +109,13 @@ impl UsersApi {
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<UserBody>>>> {
-        let wanted = Wanted::new(caller.tenant(), &[&"users"], limit.0, cursor.0);
-        let after: Option<UserId> = wanted.after(&self.0)?;
         let directory = self.0.service.directory().await?.read();
-        let rows = directory.users.rows().rev().map(|(_, user)| user);
+        let rows = directory.users.rows().map(|(_, user)| user);
         let rows = rows.filter(|user| user.org == caller.org());
-        let rows = rows.filter(|user| is_older(&user.id, after.as_ref()));
-        let page =
-            wanted.page(&self.0, rows, |user| user.id.to_string(), |user| UserBody::of(user));
-        Ok(Json(Success::of(page)))
+        let selected = listing.select(&self.0, caller.tenant(), &[&"users"], rows)?;
+        Ok(Json(Success::of(selected.page(UserBody::of))))
     }
 
     /// Get a user
@@ -121,10 +145,15 @@ impl UsersApi {
     ) -> Result<UserAnswer> {
         let (org, id) = (caller.org(), path_id::<UserId>("user", &id)?);
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
-        let before = self.0.service.directory().await?.read().user(org, id)?;
-        let if_match = if_match(request, before.revision)?;
+        body.removes_only(&["name"])?;
+        let if_match = if_match(request)?;
+        let is_nameless = is_removed(&body.json, "name");
         let UpdateUser { name, role, email: address } = body.body;
+        if role.is_some() || address.is_some() {
+            without_limits(caller.identity())?;
+        }
         let address = address.map(|text| email("email", &text)).transpose()?;
+        let name = name.or_else(|| is_nameless.then(String::new));
         let patch =
             UserPatch { name, role: role.map(Into::into), password_hash: None, email: address };
         let (by, scopes) = self.acting(&caller);
@@ -144,12 +173,13 @@ impl UsersApi {
         request: &Request,
         /// The user.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (org, id) = (caller.org(), path_id::<UserId>("user", &id)?);
         let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
         let (by, scopes) = self.acting(&caller);
-        self.0.service.change(Command::RemoveUser { org, id, by, scopes }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let answer =
+            self.0.service.change(Command::RemoveUser { org, id, by, scopes }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 
     /// List invitations
@@ -159,22 +189,14 @@ impl UsersApi {
     async fn invitations(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<InvitationBody>>>> {
-        let wanted = Wanted::new(caller.tenant(), &[&"invitations"], limit.0, cursor.0);
-        let after: Option<InvitationId> = wanted.after(&self.0)?;
         let now = self.0.service.world.now();
         let directory = self.0.service.directory().await?.read();
-        let rows = directory.invitations.rows().rev().map(|(_, row)| row);
+        let rows = directory.invitations.rows().map(|(_, row)| row);
         let rows = rows.filter(|row| row.org == caller.org() && row.expires_at > now);
-        let rows = rows.filter(|row| is_older(&row.id, after.as_ref()));
-        let dress = |row: &&std::sync::Arc<Invitation>| InvitationBody::of(row);
-        let page = wanted.page(&self.0, rows, |row| row.id.to_string(), dress);
-        Ok(Json(Success::of(page)))
+        let selected = listing.select(&self.0, caller.tenant(), &[&"invitations"], rows)?;
+        Ok(Json(Success::of(selected.page(InvitationBody::of))))
     }
 
     /// Invite somebody
@@ -187,10 +209,11 @@ impl UsersApi {
         request: &Request,
         body: Checked<CreateInvitation>,
     ) -> Result<InvitationCreated> {
+        without_limits(caller.identity())?;
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
         let world = &self.0.service.world;
         let (now, token) = (world.now(), format!("ii_{}", self.0.random_text()));
-        let kept = self.0.for_repeats(key.as_ref(), &token);
+        let kept = self.0.for_repeats(caller.org(), key.as_ref(), &token).await?;
         let invitation = Invitation {
             id: world.mint(InvitationId::new),
             org: caller.org(),
@@ -208,7 +231,7 @@ impl UsersApi {
         let Reply::Invitation(row, sealed) = answer.value else {
             return Err(Problem::internal().into());
         };
-        let token = self.0.repeated(answer.replayed, &sealed, token)?;
+        let token = self.0.repeated(caller.org(), answer.replayed, &sealed, token)?;
         let body = InvitationBody { token: Some(token), ..InvitationBody::of(&row) };
         Ok(InvitationCreated::Created(Json(Success::of(body)), replayed(answer.replayed)))
     }
@@ -221,11 +244,11 @@ impl UsersApi {
         request: &Request,
         /// The invitation.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (org, id) = (caller.org(), path_id::<InvitationId>("invitation", &id)?);
         let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
-        self.0.service.change(Command::WithdrawInvitation { org, id }, key).await?;
-        Ok(Json(Success::of(Deleted::of(id))))
+        let answer = self.0.service.change(Command::WithdrawInvitation { org, id }, key).await?;
+        Ok(Gone::of(id, answer.replayed))
     }
 
     /// Accept an invitation
@@ -262,6 +285,8 @@ impl UsersApi {
         let command = Command::AcceptInvitation { hash, user: Box::new(user) };
         let reply = self.0.service.change(command, None).await?.value;
         let Reply::User(user) = reply else { return Err(Problem::internal().into()) };
+        let tenant = Tenant { org: user.org, mode: Mode::Live };
+        auditing::belongs_to(Whose::user(tenant, user.id));
         let location = format!("/v1/users/{}", user.id);
         Ok(UserCreated::Created(Json(Success::of(UserBody::of(&user))), location))
     }
@@ -271,7 +296,7 @@ impl UsersApi {
     /// As whom and with what the caller changes people.
     fn acting(&self, caller: &Caller) -> (Option<Role>, Scopes) {
         let directory = self.0.service.world.directory().read();
-        (caller.identity().acts_as(&directory), caller.identity().scopes.clone())
+        (caller.identity().acts_as(&directory), caller.identity().scopes)
     }
 }
 

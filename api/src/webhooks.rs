@@ -1,6 +1,6 @@
 //! `/v1/webhooks`: subscriptions to events and what became of their deliveries.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use actors::{
     call::{DeliveriesWanted, Recovery},
@@ -8,7 +8,7 @@ use actors::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use domain::{
-    DeliveryId, EventId, Timestamp, WebhookId,
+    DeliveryId, EventId, OrgId, Timestamp, WebhookId,
     account::Tenant,
     directory::{Command, Reply},
     outbox::{Kind, Occurrence, unknown_selection},
@@ -34,12 +34,12 @@ use crate::{
         },
     },
     caller::Caller,
-    check::{Checked, MaybeChecked},
-    envelope::{Deleted, Page, Success},
+    check::{Checked, MaybeChecked, is_removed, members},
+    envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    listing::{Wanted, is_older},
+    listing::{Listed, Listing, Wanted},
     query,
-    repeat::{self, keyed, replayed},
+    repeat::{self, Gone, keyed, replayed},
 };
 
 pub(crate) struct WebhooksApi(pub(crate) Handle);
@@ -135,6 +135,30 @@ fn check_notes<'v>(
     if wrong.is_empty() { Ok(()) } else { Err(Problem::invalid(wrong)) }
 }
 
+impl Listed for Webhook {
+    const IS_NAMED: bool = false;
+
+    fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        vec![&self.description, &self.url]
+    }
+
+    fn created_at(&self) -> Timestamp {
+        self.created_at
+    }
+
+    fn updated_at(&self) -> Timestamp {
+        self.updated_at
+    }
+
+    fn metadata(&self) -> Option<&BTreeMap<String, String>> {
+        Some(&self.metadata)
+    }
+}
+
 #[OpenApi(prefix_path = "/v1", tag = "crate::document::Tag::Webhooks")]
 impl WebhooksApi {
     /// List webhooks
@@ -144,29 +168,20 @@ impl WebhooksApi {
     async fn list(
         &self,
         caller: Caller,
-        /// Items of a page.
-        #[oai(validator(minimum(value = "1"), maximum(value = "100")))]
-        limit: Query<Option<u32>>,
-        /// `next_cursor` of the page before.
-        cursor: Query<Option<String>>,
+        listing: Listing,
     ) -> Result<Json<Success<Page<WebhookBody>>>> {
         let tenant = caller.tenant();
-        let wanted = Wanted::new(tenant, &[&"webhooks"], limit.0, cursor.0);
-        let after: Option<WebhookId> = wanted.after(&self.0)?;
-        let rows: Vec<Arc<Webhook>> = {
+        let selected = {
             let directory = self.0.service.directory().await?.read();
-            let rows = directory.webhooks.rows().rev().map(|(_, row)| row);
+            let rows = directory.webhooks.rows().map(|(_, row)| row);
             let rows = rows.filter(|row| row.tenant == tenant);
-            let rows = rows.filter(|row| is_older(&row.id, after.as_ref()));
-            rows.take(wanted.limit + 1).cloned().collect()
+            listing.select(&self.0, tenant, &[&"webhooks"], rows)?
         };
         let mut bodies = vec![];
-        for row in &rows {
-            bodies.push((row.id, self.dressed(row).await?));
+        for row in &selected.rows {
+            bodies.push(self.dressed(row).await?);
         }
-        let page =
-            wanted.page(&self.0, &bodies, |(id, _)| id.to_string(), |(_, body)| body.clone());
-        Ok(Json(Success::of(page)))
+        Ok(Json(Success::of(selected.page_of(bodies))))
     }
 
     /// Create a webhook
@@ -181,7 +196,7 @@ impl WebhooksApi {
         body: Checked<CreateWebhook>,
     ) -> Result<WebhookCreated> {
         let key = keyed(request, caller.tenant(), body.fingerprint)?;
-        let (row, secret) = self.new_webhook(caller.tenant(), body.body)?;
+        let (row, secret) = self.new_webhook(caller.tenant(), body.body).await?;
         let command = Command::CreateWebhook(Box::new(row));
         let answer = self.0.service.change(command, key).await?;
         let Reply::Webhook(row) = answer.value else { return Err(Problem::internal().into()) };
@@ -218,7 +233,8 @@ impl WebhooksApi {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
         let key = keyed(request, tenant, body.fingerprint)?;
         let before = self.row(&caller, id).await?;
-        let if_match = if_match(request, before.revision)?;
+        let if_match = if_match(request)?;
+        body.removes_only(&["description", "rate_limit_per_s", "metadata"])?;
         let patch = patch(&before, &body.json, body.body)?;
         let command = Command::UpdateWebhook { tenant, id, patch, if_match };
         let answer = self.0.service.change(command, key).await?;
@@ -236,15 +252,15 @@ impl WebhooksApi {
         request: &Request,
         /// The webhook.
         id: Path<String>,
-    ) -> Result<Json<Success<Deleted>>> {
+    ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
         let key = keyed(request, tenant, repeat::NO_BODY)?;
-        self.0.service.change(Command::DeleteWebhook { tenant, id }, key).await?;
+        let answer = self.0.service.change(Command::DeleteWebhook { tenant, id }, key).await?;
         // Its shard may have no leader right now: what is left there expires by itself.
         if let Err(error) = self.0.service.drop_hook(id).await {
             tracing::info!(webhook_id = %id, %error, "deliveries of a deleted webhook stay a while");
         }
-        Ok(Json(Success::of(Deleted::of(id))))
+        Ok(Gone::of(id, answer.replayed))
     }
 
     /// Enable a webhook
@@ -291,7 +307,7 @@ impl WebhooksApi {
         let secret = secret.unwrap_or_else(|| self.new_secret());
         check_secret(&secret)?;
         let grace = Duration::from_secs(grace_period_seconds.unwrap_or(GRACE_SECONDS));
-        let (sealed, hint) = self.sealed(id, &secret);
+        let (sealed, hint) = self.sealed(tenant.org, id, &secret).await?;
         let command = Command::RotateWebhook { tenant, id, sealed, hint, grace };
         let answer = self.0.service.change(command, key).await?;
         let Reply::Webhook(row) = answer.value else { return Err(Problem::internal().into()) };
@@ -465,10 +481,10 @@ fn patch(
     json: &serde_json::Value,
     body: UpdateWebhook,
 ) -> std::result::Result<WebhookPatch, Problem> {
-    let is_null = |field: &str| json.get(field).is_some_and(serde_json::Value::is_null);
+    let is_null = |field: &str| is_removed(json, field);
     body.url.as_deref().map(check_url).transpose()?;
     body.events.as_deref().map(check_events).transpose()?;
-    let metadata = body.metadata.unwrap_or_default();
+    let metadata = members(json, "metadata", body.metadata, &before.metadata);
     let mut notes = before.metadata.clone();
     domain::cloud::merge(&mut notes, &metadata);
     check_notes(notes.iter().map(|(key, value)| (key, value.as_str())))?;
@@ -501,7 +517,9 @@ impl WebhooksApi {
         let secret = match replayed {
             false => made,
             true => {
-                let opened = self.0.service.world.sealer.open(&row.sealed, &sealed_place(row.id));
+                let sealer = self.0.service.world.opener(row.tenant.org);
+                let place = sealed_place(row.id);
+                let opened = sealer.and_then(|sealer| sealer.open(&row.sealed, &place));
                 opened.map_err(|_| Problem::internal())?.to_string()
             }
         };
@@ -533,13 +551,14 @@ impl WebhooksApi {
         }
     }
 
-    fn sealed(&self, id: WebhookId, secret: &str) -> (Vec<u8>, String) {
+    async fn sealed(&self, org: OrgId, id: WebhookId, secret: &str) -> Result<(Vec<u8>, String)> {
         let world = &self.0.service.world;
-        let sealed = world.sealer.seal(secret, &sealed_place(id), &*world.ports.entropy);
-        (sealed, secret[secret.len() - 4..].to_owned())
+        let sealer = self.0.service.sealer(org).await?;
+        let sealed = sealer.seal(secret, &sealed_place(id), &*world.ports.entropy);
+        Ok((sealed, secret[secret.len() - 4..].to_owned()))
     }
 
-    fn new_webhook(&self, tenant: Tenant, body: CreateWebhook) -> Result<(Webhook, String)> {
+    async fn new_webhook(&self, tenant: Tenant, body: CreateWebhook) -> Result<(Webhook, String)> {
         check_url(&body.url)?;
         check_events(&body.events)?;
         let metadata = body.metadata.unwrap_or_default();
@@ -548,7 +567,7 @@ impl WebhooksApi {
         check_secret(&secret)?;
         let world = &self.0.service.world;
         let (id, now) = (world.mint(WebhookId::new), world.now());
-        let (sealed, secret_hint) = self.sealed(id, &secret);
+        let (sealed, secret_hint) = self.sealed(tenant.org, id, &secret).await?;
         let active = body.active != Some(false);
         let row = Webhook {
             id,

@@ -14,35 +14,31 @@ use std::{
 };
 
 use actors::{
-    attempt::Attempts,
     call::Service,
     instance::InstanceMessage,
-    invocation::AgentClient,
-    limiter::Limiter,
-    meter::Meter,
     ports::{Clock as _, Ledger as _, Runtime as _},
     root::{self, RootMessage, Watch},
-    route::Routes,
-    seal::Sealer,
+    seal::Keychain,
     settings::Settings,
     world::{Ports, World},
 };
 use anyhow::{Context as _, ensure};
 use api::Traffic;
 use cluster::{
-    RaftLedger, Settings as LedgerSettings,
+    RaftLedger, Settings as LedgerSettings, Storage,
     answer::PeerPort,
     gossip::{Alive, Gossip, Member, load::Load, seal::Keyring},
     peer::{self, book::AddressBook, client::PeerClient},
+    raft::{group::Snapshots, step},
 };
-use domain::{NodeId, OrgId, cloud::Provider, directory::Command, node::NodeFacts};
+use domain::{NodeId, OrgId, cloud::Provider, directory::Command, machine::Entry, node::NodeFacts};
 use poem::Server;
 use ractor::ActorRef;
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UdpSocket},
     sync::watch,
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
 };
 
 use crate::{
@@ -75,7 +71,9 @@ use crate::{
     host::NodeHost,
     identity::NodeIdentity,
     keys::Keys,
+    masters::{self, Masters},
     steward,
+    tasks::Tasks,
 };
 
 /// Between looks at what this machine runs.
@@ -92,8 +90,12 @@ const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
 const INSTANCES_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long a folder may still be locked by a node that is on its way out.
 const LOCK_WAITED_FOR: Duration = Duration::from_secs(1);
+/// Moments at which groups look at their clocks, between two heartbeats.
+const STEPS_OF_A_BEAT: u32 = 5;
 /// Ports tried for a node that may have any.
 const PORT_TRIES: u32 = 20;
+/// Datagrams that may wait to be heard.
+const DATAGRAMS_BYTES: usize = 1 << 20;
 /// How long an idle connection stays open.
 const IDLE_CONNECTION: Duration = Duration::from_secs(120);
 /// Requests at once on one HTTP/2 connection.
@@ -123,7 +125,7 @@ pub struct Node {
     closed: watch::Sender<bool>,
     door: JoinHandle<()>,
     traffic: Arc<Traffic>,
-    tasks: JoinSet<()>,
+    tasks: Tasks,
     _lock: fs::File,
 }
 
@@ -224,29 +226,33 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let (stop, stopped) = watch::channel(false);
     // Peers are answered until the log is closed.
     let (closed, closing) = watch::channel(false);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(peer::server::serve(peers.listener, peers.tls, Arc::clone(&port) as _, closing));
-    tasks.spawn(Arc::clone(&ledger).run());
+    let mut tasks = Tasks::default();
+    tasks.spawn(
+        "the peer port",
+        peer::server::serve(peers.listener, peers.tls, Arc::clone(&port) as _, closing),
+    );
+    tasks.spawn("the ledger", Arc::clone(&ledger).run());
     let (alive, ready) = (Alive::new(identity.raft_id), Arc::new(AtomicBool::new(false)));
     ledger.heed(Arc::clone(&alive));
     let keyring = Arc::new(Keyring::new(keys.gossip));
     let gossip = gossip(peers.socket, &identity, &keyring, &ledger, &alive, &watch, &ready).await?;
-    tasks.spawn(gossip.run(stopped.clone()));
+    tasks.spawn("gossip", gossip.run(stopped.clone()));
     let runtime = Arc::clone(&adapters.runtime);
     let reach = Reach::new(peers.client, &ledger, &alive, &authority, config)?;
     // First of all the others must know where this node is.
     register(&ledger, facts(&identity, &base_url, config, &runtime)).await?;
     ledger.ready().await;
+    masters::check(&ledger, &keys.masters)?;
     let secrets = bootstrap(&ledger, &identity, &keys, config, &runtime).await?;
     let isolation = adapters.runtime.process.isolation().layers.clone();
-    tasks.spawn(tend(Arc::clone(&runtime), Arc::clone(&ledger)));
-    tasks.spawn(prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
+    tasks.spawn("the runtime", tend(Arc::clone(&runtime), Arc::clone(&ledger)));
+    tasks.spawn("series and logs", prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
     adapters.blobs.connect(Arc::clone(&reach.peers));
     adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
     let backups = open_backups(&data, &adapters, &ledger, &reach, &keys)?;
     let settings = Settings { public_url: base_url.clone(), ..config.actors() };
-    let reach_view = Arc::clone(&reach.view);
+    let (reach_view, own_peers) = (Arc::clone(&reach.view), Arc::clone(&reach.peers));
     let reach = (reach, Arc::clone(&backups));
     let world = world(adapters, Arc::clone(&ledger), reach, watch, settings, &identity, &keys);
     backups.connect(&world);
@@ -254,6 +260,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let traffic = Arc::new(Traffic::default());
     let (log, state) = ledger.figures();
     let metrics = Metrics { traffic: Arc::clone(&traffic), log, state, began: Instant::now() };
+    let masters = Masters::new(data.join("keys"), own_peers)?;
     let host = NodeHost {
         metrics,
         view: reach_view,
@@ -264,13 +271,15 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         backups,
         alive: Arc::clone(&alive),
         keys: keys.clone(),
+        masters: Arc::clone(&masters),
         authority,
         shards: identity.shards,
     };
     port.open(Arc::new(host));
     ready.store(true, Relaxed);
-    let keepers = Keepers { world: &world, ledger: &ledger, alive, keyring };
+    let keepers = Keepers { world: &world, ledger: &ledger, masters, alive, keyring };
     keepers.start(&mut tasks, &root, data.join("keys"));
+    tasks.spawn("the actors", heed_root(root.clone(), stopped.clone()));
     if let Err(error) = steward::make_signing_key(&world).await {
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
@@ -342,21 +351,34 @@ impl Reach {
 struct Keepers<'n> {
     world: &'n Arc<World>,
     ledger: &'n Arc<RaftLedger>,
+    masters: Arc<Masters>,
     alive: Arc<Alive>,
     keyring: Arc<Keyring>,
 }
 
 impl Keepers<'_> {
-    fn start(self, tasks: &mut JoinSet<()>, root: &ActorRef<RootMessage>, keys: PathBuf) {
-        let Self { world, ledger, alive, keyring } = self;
+    fn start(self, tasks: &mut Tasks, root: &ActorRef<RootMessage>, keys: PathBuf) {
+        let Self { world, ledger, masters, alive, keyring } = self;
         let grace = world.settings.replacement_grace;
-        tasks.spawn(steward::follow_the_living(Arc::clone(&alive), root.clone(), grace));
-        tasks.spawn(steward::heed_removal(Arc::clone(ledger)));
-        tasks.spawn(steward::turn_keys(Arc::clone(ledger), keyring, Arc::clone(world), keys));
-        tasks.spawn(steward::judge(Arc::clone(ledger), alive, world.settings.autopilot()));
-        tasks.spawn(sweep_storage(Arc::clone(world)));
-        tasks.spawn(Arc::clone(world).tend_rates());
-        tasks.spawn(Arc::clone(world).relay());
+        tasks.spawn(
+            "what follows the living",
+            steward::follow_the_living(Arc::clone(&alive), root.clone(), grace),
+        );
+        tasks.spawn("what heeds a removal", steward::heed_removal(Arc::clone(ledger)));
+        tasks.spawn("master keys", masters::forget_old(masters, Arc::clone(world)));
+        tasks.spawn(
+            "keys of gossip",
+            steward::turn_keys(Arc::clone(ledger), keyring, Arc::clone(world), keys),
+        );
+        tasks.spawn(
+            "the autopilot",
+            steward::judge(Arc::clone(ledger), alive, world.settings.autopilot()),
+        );
+        tasks.spawn("stored files", sweep_storage(Arc::clone(world)));
+        tasks.spawn("what vouches for keys", Arc::clone(world).tend_vouching());
+        tasks.spawn("rates", Arc::clone(world).tend_rates());
+        tasks.spawn("calls in flight", Arc::clone(world).tend_flights());
+        tasks.spawn("the relay", Arc::clone(world).relay());
     }
 }
 
@@ -411,7 +433,11 @@ async fn listen_to_peers(address: SocketAddr) -> anyhow::Result<(TcpListener, Ud
         let listener = listen(address, "--peer").await?;
         let port = listener.local_addr()?.port();
         match UdpSocket::bind(SocketAddr::new(address.ip(), port)).await {
-            Ok(socket) => return Ok((listener, socket)),
+            Ok(socket) => {
+                // The kernel gives as much of it as the machine allows.
+                let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, DATAGRAMS_BYTES);
+                return Ok((listener, socket));
+            }
             // Somebody else has that port for datagrams: any other will do.
             Err(_) if address.port() == 0 && tries < PORT_TRIES => tries += 1,
             Err(error) => {
@@ -457,7 +483,7 @@ async fn gossip(
         me,
         keyring: Arc::clone(keyring),
         alive: Arc::clone(alive),
-        members: Box::new(members),
+        members: Arc::new(members),
         load: Box::new(load),
     })
 }
@@ -498,6 +524,9 @@ pub fn facts(
     }
 }
 
+/// Between tries to be known to the cluster.
+const REGISTERED_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
     let known = ledger.directory().read().nodes.get(&facts.id);
     if known.is_some_and(|node| node.facts == facts && node.is_member()) {
@@ -506,8 +535,7 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
     let command = Command::RegisterNode(Box::new(facts));
     loop {
         let command = command.clone();
-        let entry =
-            domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
+        let entry = Entry::new(SystemClock.now(), command);
         match ledger.change_directory(entry).await {
             Ok(answer) => {
                 answer.result?;
@@ -515,6 +543,7 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
             }
             Err(error) => tracing::warn!(%error, "waiting for a majority of the cluster"),
         }
+        tokio::time::sleep(REGISTERED_AGAIN_AFTER).await;
     }
 }
 
@@ -529,32 +558,22 @@ fn world(
     keys: &Keys,
 ) -> Arc<World> {
     let series = Arc::clone(&adapters.series);
-    let world = Arc::new(World {
-        ports: Ports {
-            ledger,
-            runtime: adapters.runtime,
-            blobs: adapters.blobs,
-            logs: adapters.logs,
-            series: adapters.series,
-            clock: Arc::new(SystemClock),
-            entropy: Arc::new(SystemDice),
-            peers: reach.peers,
-            cluster: reach.view,
-            outbound: reach.outbound,
-            snapshots: Arc::new(SnapshotPort(backups)),
-        },
-        settings,
-        node_id: identity.node_id,
-        boot: format!("{}:{}", identity.node_id, hex(&random_bytes::<8>())),
-        sealer: Sealer::new(&keys.master),
-        routes: Routes::default(),
-        client: AgentClient::default(),
-        meter: Meter::default(),
-        watch,
-        attempts: Attempts::default(),
-        sending: Arc::default(),
-        limiter: Limiter::default(),
-    });
+    let ports = Ports {
+        ledger,
+        runtime: adapters.runtime,
+        blobs: adapters.blobs,
+        logs: adapters.logs,
+        series: adapters.series,
+        clock: Arc::new(SystemClock),
+        entropy: Arc::new(SystemDice),
+        peers: reach.peers,
+        cluster: reach.view,
+        outbound: reach.outbound,
+        snapshots: Arc::new(SnapshotPort(backups)),
+    };
+    let boot = format!("{}:{}", identity.node_id, hex(&random_bytes::<8>()));
+    let keychain = Keychain::new(keys.masters.clone());
+    let world = Arc::new(World::new(ports, settings, (identity.node_id, boot), keychain, watch));
     series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
     series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
     world
@@ -572,7 +591,7 @@ fn open_backups(
         blobs: Arc::clone(&adapters.blobs),
         runtime: Arc::clone(&adapters.runtime),
         peers: Arc::clone(&reach.peers),
-        keys: keys.fingerprint(),
+        keys: keys.clone(),
     };
     Backups::open(data.join("backups"), sources).context("the folder of backups")
 }
@@ -667,9 +686,13 @@ async fn open_ledger(
         founds: identity.founds.then(|| identity.peer_address.clone()),
         write_deadline: config.cluster.write_deadline.0,
         timeouts: config.timeouts(),
+        snapshots: Snapshots::default(),
+        seed: u64::from_be_bytes(random_bytes()),
     };
+    step::keep(config.cluster.heartbeat.0 / STEPS_OF_A_BEAT);
     let client = Arc::clone(&peers.client);
-    let opened = RaftLedger::open(data, settings, Arc::clone(watch) as _, client).await;
+    let storage = Storage::open(data).context("the replicated log could not be opened")?;
+    let opened = RaftLedger::open(storage, settings, Arc::clone(watch) as _, client).await;
     let ledger = opened.context("the replicated log could not be opened")?;
     for private in ["raft.redb", "state.redb", "node.json"] {
         fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
@@ -694,7 +717,7 @@ async fn bootstrap(
     let clouds = default_clouds(config, runtime);
     let (first, secrets) = bootstrap::first(&keys.pepper, clouds, config.default_tier()?)?;
     let command = Command::Bootstrap(Box::new(first));
-    let entry = domain::machine::Entry { at: SystemClock.now(), claim: None, key: None, command };
+    let entry = Entry::new(SystemClock.now(), command);
     ledger.change_directory(entry).await?.result?;
     Ok(Some(secrets))
 }
@@ -757,6 +780,12 @@ async fn tend(runtime: Arc<LocalRuntime>, ledger: Arc<RaftLedger>) {
         runtime.tend(&known).await;
         tokio::time::sleep(TEND_EVERY).await;
     }
+}
+
+/// No actor has anybody above it once the root has ended.
+async fn heed_root(root: ActorRef<RootMessage>, stopped: watch::Receiver<bool>) {
+    let _ = root.wait(None).await;
+    assert!(*stopped.borrow(), "the root of all actors has ended");
 }
 
 async fn sweep_storage(world: Arc<World>) {

@@ -13,6 +13,7 @@ use std::{
 use actors::ports::{SnapshotRecord, SnapshotStatus};
 use anyhow::{Context as _, bail, ensure};
 use cluster::raft::{
+    disk::Scribe,
     network::unpack,
     offline::{Alone, Files, log_id},
     received,
@@ -175,7 +176,7 @@ async fn restored(
     let (from, into) = (file.to_owned(), staging.to_owned());
     let manifest = tokio::task::spawn_blocking(move || backup::unpack(&from, &into)).await??;
     ensure!(
-        manifest.keys == keys.fingerprint(),
+        keys.fit(&manifest.keys),
         "these are not the keys of the cluster that {} is a backup of",
         file.display()
     );
@@ -203,7 +204,7 @@ async fn begin_groups(
     for group in 0..=manifest.shards {
         let path = staging.join(format!("groups/{group}"));
         let bytes = pieces(&path).await?.with_context(|| format!("group {group} is missing"))?;
-        let (head, rows) = received::receive(staging, bytes.boxed())
+        let (head, rows) = received::receive(staging, bytes.boxed(), &Scribe::Thread)
             .await
             .with_context(|| format!("group {group}"))?;
         let (term, index) = unpack(&head).with_context(|| format!("group {group}"))?;

@@ -56,7 +56,7 @@ pub fn first(
         test_key: api::caller::make_key(Mode::Test, &mut dice),
     };
     let org = OrgId::new(now, dice());
-    let password_hash = api::password::hash(&secrets.password)
+    let password_hash = api::hasher::hash(&secrets.password)
         .map_err(|error| anyhow::anyhow!("the password can't be hashed: {error}"))?;
     let owner = User {
         id: UserId::new(now, dice()),
@@ -73,19 +73,20 @@ pub fn first(
     let key = |mode, name: &str, secret: &str| ApiKey {
         id: ApiKeyId::new(now, dice()),
         tenant: Tenant { org, mode },
-        name: name.to_owned(),
+        name: name.into(),
         hash: api::caller::hash_key(pepper, secret),
-        last4: secret[secret.len() - 4..].to_owned(),
+        last4: secret[secret.len() - 4..].into(),
         scopes: Scopes::all(),
         created_at: now,
-        allowed_ips: vec![],
+        allowed_ips: Box::default(),
         expires_at: None,
-        agent_ids: vec![],
+        agent_ids: Box::default(),
         created_by: None,
         previous: None,
         last_used: None,
         updated_at: now,
         revision: 1,
+        rate_limit: None,
     };
     let keys = vec![
         key(Mode::Live, "first live key", &secrets.live_key),

@@ -410,10 +410,11 @@ fn check(config: &Config) -> anyhow::Result<()> {
     if let Some(wrong) = cluster.labels.iter().find(|label| !label.contains('=')) {
         bail!("cluster.labels: `{wrong}` is not like zone=a");
     }
-    if cluster.heartbeat.0 * 2 > cluster.election_min.0
+    // A beat comes with the first look at the clock after its time, and looks are a fifth of a beat apart.
+    if cluster.heartbeat.0 * 5 > cluster.election_min.0 * 2
         || cluster.election_min.0 >= cluster.election_max.0
     {
-        bail!("cluster: heartbeat x 2 <= election_min < election_max must hold");
+        bail!("cluster: heartbeat x 2.5 <= election_min < election_max must hold");
     }
     if config.runtime.port_first < 1024 || config.runtime.port_first > config.runtime.port_last {
         bail!("runtime.port_first must be at least 1024 and not above runtime.port_last");

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -268,21 +268,26 @@ async fn ready_line(mut output: Output) -> anyhow::Result<Value> {
 
 /// Waits until every node sees all nodes and every group has all its replicas.
 async fn settle(data: &Path, count: u32) -> anyhow::Result<()> {
-    let all = async {
-        for number in 1..=count {
-            let own = folder(data, number);
-            loop {
-                let status = operate::ask(&own, &Operation::Status).await?;
-                if status["settled"] == true && status["alive"].as_u64() == Some(u64::from(count)) {
-                    break;
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
+    let began = Instant::now();
+    for number in 1..=count {
+        while let Err(why) = is_settled(&folder(data, number), count).await {
+            if began.elapsed() >= SETTLED_WITHIN {
+                return Err(why.context("the nodes did not come together in time"));
             }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        Ok(())
-    };
-    let settled = tokio::time::timeout(SETTLED_WITHIN, all).await;
-    settled.context("the nodes did not come together in time")?
+    }
+    Ok(())
+}
+
+async fn is_settled(data: &Path, count: u32) -> anyhow::Result<()> {
+    let status = operate::ask(data, &Operation::Status).await?;
+    let alive = status["alive"].as_u64().unwrap_or(0);
+    ensure!(
+        status["settled"] == true && alive == u64::from(count),
+        "{alive} of {count} nodes are alive, and not all groups have their replicas"
+    );
+    Ok(())
 }
 
 fn greet_many(lines: &[Value], secrets: Option<&FirstSecrets>) {

@@ -8,6 +8,7 @@ use actors::{
     invocation::{CallError, INSTANCES_PATH, REFUSED_HEADER},
     ports::{Blobs as _, Clock as _, Ledger as _, failure_tolerance},
     route::Slot,
+    seal::Sealer,
     world::World,
 };
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use cluster::{
 };
 use domain::{
     NodeId, Rejection, SnapshotId,
+    data_key::OF_CLUSTER,
     directory::Command,
     machine::Entry,
     node::{NodeStatus, ZONE_LABEL},
@@ -45,6 +47,7 @@ use crate::{
     bootstrap, hex,
     join::{JoinReply, JoinRequest, Token},
     keys::Keys,
+    masters::{self, Masters},
     steward::GOSSIP_KEY_PLACE,
 };
 
@@ -75,6 +78,10 @@ pub enum Operation {
     BackupState(SnapshotId),
     /// Another key for gossip.
     RotateGossipKey,
+    /// Another master key.
+    RotateMasterKey,
+    /// There will be this master key: keep it, or say that it is here already.
+    LearnMasterKey(masters::Told),
     /// Another key for access tokens.
     RotateSigningKey,
     /// Something else is wanted of a node: of this one, if none is named.
@@ -106,6 +113,8 @@ pub struct NodeHost {
     pub alive: Arc<Alive>,
     /// What every member must know.
     pub keys: Keys,
+    /// The master keys of this node.
+    pub masters: Arc<Masters>,
     /// Who signs.
     pub authority: Authority,
     /// How many shards there are.
@@ -114,7 +123,7 @@ pub struct NodeHost {
 
 impl NodeHost {
     async fn change(&self, command: Command) -> Result<(), String> {
-        let entry = Entry { at: SystemClock.now(), claim: None, key: None, command };
+        let entry = Entry::new(SystemClock.now(), command);
         let answer = self.ledger.change_directory(entry).await;
         answer.map_err(|error| error.to_string())?.result.map_err(|reason| reason.to_string())?;
         Ok(())
@@ -140,7 +149,8 @@ impl NodeHost {
                 |node: &domain::node::Node| (node.facts.raft_id, node.facts.peer_address.clone());
             members.map(|(_, node)| address(node)).collect()
         };
-        Ok(JoinReply::new(&self.authority, &self.keys, self.shards, members))
+        let masters = self.masters.told(&self.world.keychain);
+        Ok(JoinReply::new(&self.authority, &self.keys, &masters, self.shards, members))
     }
 
     async fn operate(&self, operation: Operation) -> Result<Value, String> {
@@ -154,14 +164,21 @@ impl NodeHost {
                 None => Err("a backup is being made here already".to_owned()),
             },
             Operation::BackupState(id) => self.backup_state(id),
+            Operation::RotateMasterKey => masters::rotate(self).await,
+            Operation::LearnMasterKey(told) => self.masters.learn(&self.world.keychain, &told),
             Operation::RotateSigningKey => self.rotate_signing_key().await,
             Operation::RotateGossipKey => self.rotate_gossip_key().await,
             Operation::Set { node, to } => self.set(node.unwrap_or(self.world.node_id), to).await,
         }
     }
 
+    async fn sealer(&self) -> Result<Arc<Sealer>, String> {
+        self.world.sealer(OF_CLUSTER).await.map_err(|error| error.to_string())
+    }
+
     async fn rotate_signing_key(&self) -> Result<Value, String> {
-        let key = bootstrap::signing_key(&self.world.sealer).map_err(|error| error.to_string())?;
+        let sealer = self.sealer().await?;
+        let key = bootstrap::signing_key(&sealer).map_err(|error| error.to_string())?;
         let key = Box::new(key);
         self.change(Command::PutSigningKey { key, only_first: false }).await?;
         Ok(json!({}))
@@ -169,12 +186,17 @@ impl NodeHost {
 
     async fn rotate_gossip_key(&self) -> Result<Value, String> {
         let key = hex(&random_bytes::<32>());
-        let sealed = self.world.sealer.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
+        let sealed = self.sealer().await?.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
         self.change(Command::TurnGossipKey { sealed }).await?;
         Ok(json!({}))
     }
 
     async fn set(&self, id: NodeId, to: NodeStatus) -> Result<Value, String> {
+        // Whoever goes takes its disk along.
+        let goes = id == self.world.node_id && to == NodeStatus::Removed;
+        if goes && !self.world.hand_over_blobs().await {
+            return Err("some stored files have no copy on another node yet; try again".to_owned());
+        }
         self.change(Command::SetNodeStatus { id, to }).await?;
         Ok(json!({ "node_id": id, "status": to.as_str() }))
     }
@@ -369,6 +391,7 @@ impl NodeHost {
             };
         }
         match self.blobs.stream(sha256).await {
+            Ok(Some(_)) if request.method() == http::Method::HEAD => status(StatusCode::OK),
             Ok(Some(bytes)) => streamed(bytes),
             Ok(None) => status(StatusCode::NOT_FOUND),
             Err(error) => {

@@ -4,10 +4,14 @@
 
 use std::{path::Path, time::Duration};
 
+use actors::seal::MasterKey;
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use cluster::peer::{client, tls};
+use cluster::peer::{
+    client::{CallError, Once},
+    tls,
+};
 use domain::node::{NodeFacts, NodeStatus};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -18,7 +22,7 @@ use crate::{
     host::Operation,
     identity::NodeIdentity,
     keys::{self, Keys},
-    operate::Stranger,
+    operate::{ANSWER_WITHIN, Stranger},
 };
 
 /// How long a token is good.
@@ -92,7 +96,8 @@ pub struct JoinReply {
     authority_pem: String,
     authority_key_pem: String,
     pepper: String,
-    master: String,
+    /// None if every node has them from its environment.
+    masters: Vec<String>,
     signing: String,
     gossip: String,
     shards: u16,
@@ -104,6 +109,7 @@ impl JoinReply {
     pub fn new(
         authority: &Authority,
         keys: &Keys,
+        masters: &[MasterKey],
         shards: u16,
         members: Vec<(u64, String)>,
     ) -> Self {
@@ -111,7 +117,7 @@ impl JoinReply {
             authority_pem: authority.pem.clone(),
             authority_key_pem: authority.key_pem().to_owned(),
             pepper: hex(&keys.pepper),
-            master: hex(&keys.master),
+            masters: masters.iter().map(|key| hex(key.bytes())).collect(),
             signing: hex(&keys.signing),
             gossip: hex(&keys.gossip),
             shards,
@@ -137,19 +143,22 @@ pub async fn join(
     (facts.id, facts.raft_id) = (identity.node_id, identity.raft_id);
     let secret = URL_SAFE_NO_PAD.encode(token.secret);
     let request = serde_json::to_vec(&JoinRequest { secret, facts })?;
-    let tls = tls::joining(token.authority);
+    let once = Once { tls: tls::joining(token.authority), from: None, to: None };
     let path = cluster::peer::server::JOIN_PATH;
-    let (status, body) = client::call_once(tls, None, address, path, Bytes::from(request))
-        .await
-        .with_context(|| format!("the node at {address} did not take the token"))?;
-    if status != 200 {
-        bail!("the node at {address} refused: {}", String::from_utf8_lossy(&body));
-    }
+    let body = match once.call(address, path, Bytes::from(request), ANSWER_WITHIN).await {
+        Ok(body) => body,
+        Err(CallError::Said(reason)) => bail!("the node at {address} refused: {reason}"),
+        Err(error) => {
+            return Err(error)
+                .with_context(|| format!("the node at {address} did not take the token"));
+        }
+    };
     let reply: JoinReply = serde_json::from_slice(&body).context("its answer can't be read")?;
     let folder = data.join("keys");
+    let masters = told_masters(&reply.masters)?;
     Keys {
         pepper: keys::parse(&reply.pepper)?,
-        master: keys::parse(&reply.master)?,
+        masters,
         signing: keys::parse(&reply.signing)?,
         gossip: keys::parse(&reply.gossip)?,
     }
@@ -160,6 +169,22 @@ pub async fn join(
     // The identity comes last: where it is, everything is.
     identity.write(data)?;
     Ok(identity)
+}
+
+/// The master keys of the cluster that is joined.
+fn told_masters(told: &[String]) -> anyhow::Result<Vec<MasterKey>> {
+    let told: anyhow::Result<Vec<MasterKey>> =
+        told.iter().map(|key| keys::parse(key).map(MasterKey::new)).collect();
+    let (told, own) = (told?, keys::masters_of_environment()?);
+    match own {
+        None if told.is_empty() => bail!(
+            "the nodes of this cluster have their master key from {0}; set {0} here, too",
+            keys::MASTER_KEY
+        ),
+        None => Ok(told),
+        Some(own) if told.iter().all(|key| own.contains(key)) => Ok(own),
+        Some(_) => bail!("{} is not the master key of this cluster", keys::MASTER_KEY),
+    }
 }
 
 /// Makes a node anew whose folder can't be trusted any more: it is taken out under its old number, what is

@@ -2,7 +2,9 @@
 
 use std::{fs, io, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
+use actors::seal::{self, MasterKey};
 use anyhow::{Context as _, bail};
+use domain::data_key::MasterKeyId;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::{Digest as _, Sha256};
 
@@ -13,8 +15,8 @@ use crate::{adapters::system::random_bytes, hex};
 pub struct Keys {
     /// Hashes API keys.
     pub pepper: [u8; 32],
-    /// Seals secrets.
-    pub master: [u8; 32],
+    /// Seals what secrets are sealed with: the master keys, and where they are.
+    pub masters: Vec<MasterKey>,
     /// Signs links and cursors.
     pub signing: [u8; 32],
     /// Seals gossip.
@@ -31,7 +33,7 @@ impl Keys {
         };
         Ok(Self {
             pepper: key("pepper.key")?,
-            master: key("master.key")?,
+            masters: open_masters(folder)?,
             signing: key("signing.key")?,
             gossip: key("gossip.key")?,
         })
@@ -41,7 +43,7 @@ impl Keys {
     pub fn derived(secret: &ClusterSecret) -> Self {
         Self {
             pepper: secret.key("pepper"),
-            master: secret.key("master"),
+            masters: vec![MasterKey::new(secret.key("master"))],
             signing: secret.key("signing"),
             gossip: secret.key("gossip"),
         }
@@ -57,18 +59,26 @@ impl Keys {
         };
         Ok(Self {
             pepper: key("pepper.key")?,
-            master: key("master.key")?,
+            masters: kept_masters(folder)?,
             signing: key("signing.key")?,
             gossip: random_bytes::<32>(),
         })
     }
 
-    /// Tells these keys from others, and nothing of what they are.
-    pub fn fingerprint(&self) -> String {
+    /// Tells these keys from others, and nothing of what they are. The master key is the one that data
+    /// keys are sealed with.
+    pub fn fingerprint(&self, master: MasterKeyId) -> String {
         let mut digest = Sha256::new();
         digest.update(b"roost keys");
-        [&self.pepper, &self.master, &self.signing].iter().for_each(|key| digest.update(key));
+        [self.pepper.as_slice(), &master, &self.signing]
+            .iter()
+            .for_each(|part| digest.update(part));
         hex(&digest.finalize())
+    }
+
+    /// Whether a fingerprint is one of these keys.
+    pub fn fit(&self, fingerprint: &str) -> bool {
+        self.masters.iter().any(|master| self.fingerprint(master.id()) == fingerprint)
     }
 
     /// Keeps the keys that another node told of.
@@ -76,15 +86,62 @@ impl Keys {
         fs::create_dir_all(folder)?;
         let keys = [
             ("pepper.key", &self.pepper),
-            ("master.key", &self.master),
             ("signing.key", &self.signing),
             ("gossip.key", &self.gossip),
         ];
         for (name, key) in keys {
             write_secret(&folder.join(name), hex(key).as_bytes())?;
         }
-        Ok(())
+        match masters_of_environment()? {
+            Some(_) => Ok(()),
+            None => Ok(write_masters(folder, &self.masters)?),
+        }
     }
+}
+
+/// The variable that a node may have its master key from instead of from a file: 64 hexadecimal digits, or
+/// two such keys with a comma between while the key changes, the new one first.
+pub const MASTER_KEY: &str = "ROOST_MASTER_KEY";
+const MASTER_FILE: &str = "master.key";
+
+/// The master keys that the environment has; `None` if they are in a file.
+pub fn masters_of_environment() -> anyhow::Result<Option<Vec<MasterKey>>> {
+    match std::env::var(MASTER_KEY) {
+        Ok(text) => {
+            let text = zeroize::Zeroizing::new(text);
+            let keys: anyhow::Result<Vec<_>> =
+                text.split(',').map(|key| parse(key.trim()).map(MasterKey::new)).collect();
+            keys.map(Some).with_context(|| format!("the variable {MASTER_KEY}"))
+        }
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("the variable {MASTER_KEY}")),
+    }
+}
+
+fn kept_masters(folder: &Path) -> anyhow::Result<Vec<MasterKey>> {
+    if let Some(keys) = masters_of_environment()? {
+        return Ok(keys);
+    }
+    let path = folder.join(MASTER_FILE);
+    let read = || -> anyhow::Result<Vec<MasterKey>> {
+        let text = zeroize::Zeroizing::new(fs::read_to_string(&path)?);
+        text.split_whitespace().map(|key| parse(key).map(MasterKey::new)).collect()
+    };
+    read().with_context(|| format!("the key file {}", path.display()))
+}
+
+fn open_masters(folder: &Path) -> anyhow::Result<Vec<MasterKey>> {
+    let is_elsewhere = masters_of_environment()?.is_some();
+    if !is_elsewhere && !folder.join(MASTER_FILE).exists() {
+        write_masters(folder, &[MasterKey::new(random_bytes::<32>())])?;
+    }
+    kept_masters(folder)
+}
+
+/// Keeps the master keys, one a line, the oldest first; durable on return.
+pub fn write_masters(folder: &Path, keys: &[MasterKey]) -> io::Result<()> {
+    let lines: Vec<String> = keys.iter().map(|key| hex(key.bytes())).collect();
+    write_secret(&folder.join(MASTER_FILE), lines.join("\n").as_bytes())
 }
 
 /// Least characters of a cluster's secret.
@@ -131,26 +188,20 @@ fn read_or_make(path: &Path) -> anyhow::Result<[u8; 32]> {
     }
 }
 
-const NOT_A_KEY: &str = "it must hold 64 hexadecimal digits";
-
 /// A key from its 64 hexadecimal digits.
 pub fn parse(text: &str) -> anyhow::Result<[u8; 32]> {
-    if text.len() != 64 || !text.is_ascii() {
-        bail!(NOT_A_KEY);
-    }
-    let mut key = [0; 32];
-    for (place, byte) in key.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[place * 2..place * 2 + 2], 16).context(NOT_A_KEY)?;
-    }
-    Ok(key)
+    Ok(*seal::parse(text).context("it must hold 64 hexadecimal digits")?)
 }
 
-/// Writes a file that only its owner can read, durable on return.
+/// Writes a file that only its owner can read, durable on return: all of it, or what was there before.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
     let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
+    fs::rename(&new, path)?;
     match path.parent() {
         Some(folder) => fs::File::open(folder)?.sync_all(),
         None => Ok(()),

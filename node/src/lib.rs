@@ -14,12 +14,14 @@ pub mod host;
 pub mod identity;
 pub mod join;
 pub mod keys;
+pub mod masters;
 pub mod muster;
 pub mod operate;
 pub mod receiver;
 pub mod recover;
 pub mod serve;
 pub mod steward;
+pub mod tasks;
 
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {

@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(one.pem, two.pem);
         let other = read("0123456789abcdef0123456789abcdeF").expect("long enough");
         assert_ne!(Authority::derived(&other).expect("made").pem, one.pem);
-        assert_ne!(Keys::derived(&other).fingerprint(), Keys::derived(&secret).fingerprint());
+        assert!(Keys::derived(&other).masters != Keys::derived(&secret).masters);
         assert!(read("short").is_err());
     }
 }

@@ -5,11 +5,7 @@ use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use cluster::peer::{
-    Class,
-    book::AddressBook,
-    client::{CallError, PeerClient, call_once},
-};
+use cluster::peer::client::{CallError, Once};
 use domain::node::NodeStatus;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -25,7 +21,7 @@ use crate::{
 };
 
 /// How long a node may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// Asks the node of a folder.
 pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
@@ -34,14 +30,11 @@ pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
     })?;
     let keys = data.join("keys");
     let authority = Authority::open(&keys)?;
-    let book = Arc::new(AddressBook::default());
-    book.put(identity.raft_id, &identity.peer_address);
     let tls = authority.peer_identity(&keys, identity.raft_id)?.client()?;
-    let client = PeerClient::new(tls, identity.raft_id, book);
+    let number = Some(identity.raft_id);
+    let once = Once { tls, from: number, to: number };
     let request = Bytes::from(serde_json::to_vec(operation)?);
-    let answer =
-        client.call(identity.raft_id, Class::Calls, OPERATE_PATH, request, ANSWER_WITHIN).await;
-    match answer {
+    match once.call(&identity.peer_address, OPERATE_PATH, request, ANSWER_WITHIN).await {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
         Err(CallError::Said(reason)) => bail!("{reason}"),
         Err(error @ CallError::Unreached(_)) => {
@@ -63,14 +56,14 @@ impl Stranger {
     /// Asks whoever listens at the address.
     pub async fn ask(&self, address: &str, operation: &Operation) -> anyhow::Result<Value> {
         let question = Bytes::from(serde_json::to_vec(operation)?);
-        let (tls, from) = (Arc::clone(&self.tls), Some(self.raft_id));
-        let answer = call_once(tls, from, address, OPERATE_PATH, question).await;
-        let (status, body) =
-            answer.with_context(|| format!("the node at {address} does not answer"))?;
-        if status != 200 {
-            bail!("the node at {address} refused: {}", String::from_utf8_lossy(&body));
+        let once = Once { tls: Arc::clone(&self.tls), from: Some(self.raft_id), to: None };
+        match once.call(address, OPERATE_PATH, question, ANSWER_WITHIN).await {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+            Err(CallError::Said(reason)) => bail!("the node at {address} refused: {reason}"),
+            Err(error) => {
+                Err(error).with_context(|| format!("the node at {address} does not answer"))
+            }
         }
-        Ok(serde_json::from_slice(&body)?)
     }
 
     /// A token for one join.
@@ -99,6 +92,8 @@ pub enum Cluster {
     Remove(Target),
     /// Seal gossip with another key, on all nodes, without a gap.
     RotateGossipKey(Folder),
+    /// Seal everything secret under another master key, on all nodes, without a gap.
+    RotateMasterKey(Folder),
     /// Back the whole cluster up into a file.
     Backup(crate::backup::Backup),
     /// Begin a new cluster with what a backup has.
@@ -150,6 +145,17 @@ pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
         Cluster::RotateGossipKey(folder) => {
             ask(&folder.data, &Operation::RotateGossipKey).await?;
             say("gossip is sealed with a new key; nodes that are away learn it when they are back");
+        }
+        Cluster::RotateMasterKey(folder) => {
+            let answer = ask(&folder.data, &Operation::RotateMasterKey).await?;
+            say(&format!(
+                "{} data keys are sealed with the master key {}; every node has forgotten the one before.",
+                answer["data_keys"],
+                text(&answer["master_key"])
+            ));
+            say(
+                "Backups from before open with the keys of their time: keep those as long as these.",
+            );
         }
         Cluster::Backup(arguments) => return crate::backup::take(arguments).await,
         Cluster::Restore(arguments) => return crate::backup::restore(arguments).await,
@@ -278,7 +284,8 @@ pub async fn leave(arguments: Leave) -> anyhow::Result<ExitCode> {
     }
     ask(data, &set(NodeStatus::Removed)).await?;
     say(&format!(
-        "{own} has left the cluster. Its process ends by itself; its folder is of no more use."
+        "{own} has left the cluster. Its process ends by itself once its replicas are elsewhere; then its folder is of \
+         no more use."
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -281,7 +281,7 @@ fn agreed(others: &BTreeMap<NodeId, Node>, named: &[NodeId]) -> anyhow::Result<b
 fn farewells(directory: &Directory, own: NodeId, others: &BTreeMap<NodeId, Node>) -> Vec<Bytes> {
     let set = |id, to| {
         let command = Command::SetNodeStatus { id, to };
-        proposal(&Entry { at: SystemClock.now(), claim: None, key: None, command })
+        proposal(&Entry::new(SystemClock.now(), command))
     };
     let is_active = directory.nodes.get(&own).is_some_and(|row| row.status == NodeStatus::Active);
     let back = (!is_active).then(|| set(own, NodeStatus::Active));

@@ -12,7 +12,10 @@ use cluster::{
     RaftLedger,
     gossip::{Alive, seal::Keyring},
 };
-use domain::{NodeId, autopilot::Autopilot, directory::Command, machine::Entry, node::NodeStatus};
+use domain::{
+    NodeId, autopilot::Autopilot, data_key::OF_CLUSTER, directory::Command, machine::Entry,
+    node::NodeStatus,
+};
 use ractor::ActorRef;
 use tokio::time::Instant;
 
@@ -48,7 +51,7 @@ pub async fn make_signing_key(world: &World) -> anyhow::Result<()> {
     if !world.directory().read().signing_keys.is_empty() {
         return Ok(());
     }
-    let key = Box::new(bootstrap::signing_key(&world.sealer)?);
+    let key = Box::new(bootstrap::signing_key(&*world.sealer(OF_CLUSTER).await?)?);
     world.ask(Command::PutSigningKey { key, only_first: true }, None).await?.result?;
     Ok(())
 }
@@ -101,7 +104,7 @@ pub const GOSSIP_KEY_PLACE: &str = "cluster/gossip.key";
 pub async fn turn_keys(
     ledger: Arc<RaftLedger>,
     keyring: Arc<Keyring>,
-    sealer: Arc<World>,
+    world: Arc<World>,
     folder: PathBuf,
 ) {
     let mut known = None;
@@ -118,7 +121,8 @@ pub async fn turn_keys(
             continue;
         };
         known = Some(turn);
-        let opened = sealer.sealer.open(&sealed, GOSSIP_KEY_PLACE);
+        let sealer = world.opener(OF_CLUSTER);
+        let opened = sealer.and_then(|sealer| sealer.open(&sealed, GOSSIP_KEY_PLACE));
         let key = opened.ok().and_then(|text| crate::keys::parse(&text).ok());
         let Some(key) = key else {
             tracing::error!("the key of gossip in the directory can't be opened");
@@ -133,12 +137,13 @@ pub async fn turn_keys(
     }
 }
 
-/// A node that was taken out has nothing left to do: it ends, as its operator asked.
+/// A node that was taken out has nothing left to do once its replicas are elsewhere: it ends, as its operator asked.
 pub async fn heed_removal(ledger: Arc<RaftLedger>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let own = ledger.directory().read().nodes.get(&ledger.node_id());
-        if own.is_some_and(|node| node.status == NodeStatus::Removed) {
+        let is_out = own.is_some_and(|node| node.status == NodeStatus::Removed);
+        if is_out && !ledger.is_needed() {
             tracing::warn!("this node was taken out of the cluster and ends");
             crate::cli::say("this node was taken out of the cluster and ends");
             let own = rustix::process::getpid();
@@ -151,7 +156,7 @@ pub async fn heed_removal(ledger: Arc<RaftLedger>) {
 async fn set_status(ledger: &RaftLedger, id: NodeId, to: NodeStatus) {
     tracing::warn!(node = %id, status = to.as_str(), "a member is judged");
     let command = Command::SetNodeStatus { id, to };
-    let entry = Entry { at: SystemClock.now(), claim: None, key: None, command };
+    let entry = Entry::new(SystemClock.now(), command);
     match ledger.change_directory(entry).await.map(|answer| answer.result) {
         Ok(Ok(_)) => {}
         Ok(Err(reason)) => tracing::info!(%reason, "the member stays as it was"),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    Customer,
+    Customer, eventually,
     node::{QUICK, binary, text},
 };
 
@@ -119,6 +119,11 @@ impl Cluster {
         Self::within(Room::all(), nodes, &[])
     }
 
+    /// So many nodes with short times that have little to do: they leave room for another cluster.
+    pub fn at_rest(nodes: usize) -> Self {
+        Self::within(Room::wait_for(COUNTS_AT_LEAST), nodes, &[])
+    }
+
     /// So many nodes with short times and these settings.
     pub fn with(nodes: usize, settings: &[(&str, &str)]) -> Self {
         Self::within(Room::wait_for(nodes), nodes, settings)
@@ -191,6 +196,15 @@ impl Cluster {
         }
     }
 
+    /// Waits until a node's process has ended by itself.
+    pub async fn ends(&self, node: usize) {
+        let pid = self.nodes[node].pid;
+        eventually("the process ends by itself", Duration::from_secs(30), async || {
+            if is_gone(pid) { Ok(()) } else { Err("it goes on".to_owned()) }
+        })
+        .await;
+    }
+
     /// SIGTERM, and waits for the end.
     pub fn terminate(&self, node: usize) {
         let pid = self.nodes[node].pid;
@@ -250,6 +264,12 @@ impl Cluster {
         let output = child.wait_with_output().expect("it has ended");
         assert!(!output.status.success(), "it must not start");
         String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// A setting of nodes that are started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.settings.retain(|(known, _)| known != name);
+        self.settings.push((name.to_owned(), value.to_owned()));
     }
 
     fn serve(&self, node: usize) -> Child {

@@ -82,6 +82,41 @@ impl Customer {
         Self { client, old, base_url: base_url.to_owned(), key: key.to_owned() }
     }
 
+    /// Somebody else at the same node.
+    pub fn with_key(&self, key: &str) -> Self {
+        Self { key: key.to_owned(), ..self.clone() }
+    }
+
+    /// Makes an organization, as the cluster's operator, and logs its owner in, `NAME@example.com` with
+    /// the password `a long password`.
+    pub async fn organization(&self, name: &str, tier: &str) -> Self {
+        let email = format!("{name}@example.com");
+        let password = "a long password";
+        let wanted = json!({
+            "name": name, "tier": tier, "owner_email": email, "owner_password": password,
+        });
+        self.post("/v1/organizations", &wanted).await.data(201);
+        self.logged_in(&email, password).await
+    }
+
+    /// Invites `ROLE@example.com` to its organization with this role, takes the invitation and logs in, with
+    /// the password `a long password`.
+    pub async fn member(&self, role: &str) -> Self {
+        let (email, password) = (format!("{role}@example.com"), "a long password");
+        let asked = json!({ "email": email, "role": role });
+        let invitation = self.post("/v1/invitations", &asked).await.data(201);
+        let accept = json!({ "token": invitation["token"], "password": password });
+        self.anonymous("/v1/invitations/accept", &accept).await.data(201);
+        self.logged_in(&email, password).await
+    }
+
+    /// Logs in.
+    pub async fn logged_in(&self, email: &str, password: &str) -> Self {
+        let login = json!({ "email": email, "password": password });
+        let tokens = self.anonymous("/v1/auth/login", &login).await.data(200);
+        self.with_key(tokens["access_token"].as_str().expect("a token"))
+    }
+
     /// The same customer over HTTP/1.1.
     pub fn http1(&self) -> Self {
         Self { client: self.old.clone(), ..self.clone() }

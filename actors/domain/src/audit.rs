@@ -1,12 +1,13 @@
 //! The audit log: who did what, from where, when, with which outcome. Each row of an organization
-//! carries the hash of the one before it, so that none can be changed or taken out unseen.
+//! carries the hash of the one before it, so that none can be changed or taken out unseen. Anybody who reads the
+//! log can reckon the hashes again: they cover what clients see, and nothing else.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{AuditId, OrgId, RequestId, Timestamp, account::Mode, codec, shard::Shard};
+use crate::{AuditId, OrgId, RequestId, Timestamp, account::Mode, shard::Shard};
 
 /// How long rows are kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -45,20 +46,45 @@ pub struct Audited {
     pub request_id: RequestId,
     /// How many alike; more than one only for refused calls.
     pub count: u64,
-    /// SHA-256 over the row before it and this one, without this field.
+    /// SHA-256 over what clients see of it, the hash before it among that.
     pub hash: [u8; 32],
+    /// The hash of the row that was written before it in its organization's log, of either mode; zeros for the
+    /// first.
+    #[serde(default)]
+    pub previous: [u8; 32],
 }
 
 impl Audited {
     /// This row as the next one after a row with this hash.
     #[must_use]
     pub fn after(&self, previous: [u8; 32]) -> Self {
-        let bare = Self { hash: [0; 32], ..self.clone() };
-        let mut digest = Sha256::new();
-        digest.update(previous);
-        digest.update(codec::encode(&bare));
-        Self { hash: digest.finalize().into(), ..bare }
+        let row = Self { previous, ..self.clone() };
+        Self { hash: Sha256::digest(row.covered()).into(), ..row }
     }
+
+    /// What the hash covers, a line each.
+    fn covered(&self) -> String {
+        let Self { id, at, actor, action, target, outcome, request_id, count, .. } = self;
+        let (previous, live) = (hexadecimal(&self.previous), self.mode.is_live());
+        let Actor { kind, id: who, ip } = actor;
+        format!(
+            "{previous}\n{id}\n{at}\n{live}\n{kind}\n{who}\n{ip}\n{action}\n{target}\n{outcome}\n{request_id}\n{count}"
+        )
+    }
+}
+
+/// A hash as clients see it.
+pub fn hexadecimal(hash: &[u8; 32]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Rows by the organization whose log they belong to, in their order.
+pub fn by_org(rows: impl IntoIterator<Item = Audited>) -> BTreeMap<OrgId, Vec<Audited>> {
+    let mut by_org: BTreeMap<OrgId, Vec<Audited>> = BTreeMap::new();
+    for row in rows {
+        by_org.entry(row.org).or_default().push(row);
+    }
+    by_org
 }
 
 impl Shard {
@@ -69,10 +95,10 @@ impl Shard {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn row(id: u128) -> Audited {
+    pub(crate) fn row(id: u128) -> Audited {
         Audited {
             id: AuditId(id),
             org: OrgId(1),
@@ -85,6 +111,7 @@ mod tests {
             request_id: RequestId(1),
             count: 1,
             hash: [0; 32],
+            previous: [0; 32],
         }
     }
 

@@ -1,7 +1,11 @@
 //! The directory: small, written rarely, read everywhere. Accounts, keys, clouds, agents, their
 //! deployments, versions and instances, and uploads. One line per command; bodies live with the noun.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +19,7 @@ use crate::{
     agent::{Agent, AgentPatch, Desired, lifecycle, rollout},
     autopilot::Autopilot,
     cloud::{self, Cloud, CloudPatch},
+    data_key::{self, DataKey, MasterKeyId},
     deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
     event::DirectoryEvent as Event,
     idempotency::Keys,
@@ -122,6 +127,16 @@ pub enum Command {
     SetAutopilot(Box<Autopilot>),
     /// `roost cluster rotate-gossip-key`: the new key, sealed.
     TurnGossipKey { sealed: Vec<u8> },
+    /// Secrets of this owner are sealed with this key, unless there is one already.
+    KeepDataKey { owner: OrgId, key: Box<DataKey> },
+    /// `roost cluster rotate-master-key`: every data key, sealed with another master key that these
+    /// nodes have.
+    TurnMasterKey {
+        from: MasterKeyId,
+        to: MasterKeyId,
+        known_by: Vec<NodeId>,
+        sealed: Vec<(OrgId, Vec<u8>)>,
+    },
     /// A session has ended: its access tokens are good no more.
     EndSession(SessionId),
     /// `POST /v1/organizations`.
@@ -187,6 +202,8 @@ pub enum Command {
     ReportHealth { agent: AgentId, now: String, reason: String, instance: Option<InstanceId> },
     /// Everybody has what waited in the outbox, up to this number.
     Told { up_to: u64 },
+    /// Everybody has these of what waited in the outbox; older ones still wait.
+    ToldOf { numbers: Vec<u64> },
 }
 
 /// What the first start makes.
@@ -282,6 +299,8 @@ pub struct Directory {
     pub gossip_keys: Table<u64, Vec<u8>>,
     /// Sessions that have ended, until the last of their access tokens has expired.
     pub ended_sessions: Table<SessionId, Timestamp>,
+    /// What seals secrets, itself sealed with the master key.
+    pub data_keys: Table<OrgId, DataKey>,
     /// People who were asked to come.
     pub invitations: Table<InvitationId, Invitation>,
     /// Third parties' programs.
@@ -298,8 +317,13 @@ pub struct Directory {
     pub autopilot: Table<u64, Autopilot>,
     /// What waits to be told.
     pub outbox: Outbox,
-    api_key_by_hash: BTreeMap<[u8; 32], ApiKeyId>,
+    /// Keys by the first bytes of their hashes; derived.
+    api_key_by_hash: BTreeSet<(u64, ApiKeyId)>,
+    /// How many keys a tenant has; derived.
+    keys_of: BTreeMap<Tenant, usize>,
     pub(crate) user_by_email: BTreeMap<String, UserId>,
+    /// Builds that are under way; derived.
+    pub(crate) building: BTreeMap<Tenant, BTreeSet<DeploymentId>>,
 }
 
 impl Default for Directory {
@@ -329,9 +353,12 @@ impl Default for Directory {
             health: Table::live(24),
             autopilot: Table::live(27),
             ended_sessions: Table::live(28),
-            outbox: Outbox::new(25),
-            api_key_by_hash: BTreeMap::new(),
+            data_keys: Table::live(29),
+            outbox: Outbox::new(25, 30),
+            api_key_by_hash: BTreeSet::new(),
+            keys_of: BTreeMap::new(),
             user_by_email: BTreeMap::new(),
+            building: BTreeMap::new(),
         }
     }
 }
@@ -420,7 +447,14 @@ impl Directory {
 
     /// The API key whose secret has this hash.
     pub fn api_key(&self, hash: &[u8; 32]) -> Option<Arc<ApiKey>> {
-        self.api_key_by_hash.get(hash).and_then(|id| self.api_keys.get(id))
+        let first = beginning(hash);
+        let alike = self.api_key_by_hash.range((first, ApiKeyId(0))..=(first, ApiKeyId(u128::MAX)));
+        alike.filter_map(|(_, id)| self.api_keys.get(id)).find(|key| key.has_hash(hash))
+    }
+
+    /// How many keys a tenant has.
+    pub fn count_keys(&self, tenant: Tenant) -> usize {
+        self.keys_of.get(&tenant).copied().unwrap_or(0)
     }
 
     /// An agent with what is shown beside it.
@@ -486,7 +520,7 @@ impl Machine for Directory {
             C::CancelDeployment { tenant, agent, id } => {
                 rollout::cancel(self, (*tenant, *agent), *id, at)
             }
-            C::BeginBuild { agent, id } => Ok(rollout::begin_build(self, *agent, *id, at)),
+            C::BeginBuild { agent, id } => rollout::begin_build(self, *agent, *id, at),
             C::BeginRollout { agent, id, image } => {
                 Ok(rollout::begin_rollout(self, *agent, *id, image.as_deref(), at))
             }
@@ -510,6 +544,10 @@ impl Machine for Directory {
             C::RedeemJoinToken { hash, facts } => node::redeem(self, hash, facts, at),
             C::SetAutopilot(row) => Ok(vec![Event::AutopilotPut(row.clone())]),
             C::TurnGossipKey { sealed } => Ok(vec![Event::GossipKeyTurned(sealed.clone())]),
+            C::KeepDataKey { owner, key } => data_key::keep(self, *owner, key),
+            C::TurnMasterKey { from, to, known_by, sealed } => {
+                data_key::turn_master(self, (*from, *to), known_by, sealed)
+            }
             C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
             C::EndSession(id) => Ok(account::end_session(self, *id, at)),
             C::CreateOrganization { organization, owner, clouds } => {
@@ -569,6 +607,7 @@ impl Machine for Directory {
                 Ok(rollout::report_health(self, *agent, now, reason, *instance, at))
             }
             C::Told { up_to } => Ok(vec![Event::Told(*up_to)]),
+            C::ToldOf { numbers } => Ok(vec![Event::ToldOf(numbers.clone())]),
         }
     }
 
@@ -583,6 +622,7 @@ impl Machine for Directory {
             E::JoinTokenPut(row) => self.join_tokens.put(row.hash, JoinToken::clone(row)),
             E::AutopilotPut(row) => self.autopilot.put(0, Autopilot::clone(row)),
             E::GossipKeyTurned(sealed) => self.turn_gossip_key(sealed),
+            E::DataKeyPut { owner, key } => self.data_keys.put(*owner, DataKey::clone(key)),
             E::JoinTokenGone(hash) => self.join_tokens.remove(hash),
             E::SessionEnded { id, until } => self.ended_sessions.put(*id, *until),
             E::SessionForgotten(id) => self.ended_sessions.remove(id),
@@ -604,6 +644,7 @@ impl Machine for Directory {
             E::WebhookDisabled { .. } => {}
             E::HealthChanged { agent_id, now, .. } => self.health.put(*agent_id, now.clone()),
             E::Told(up_to) => self.outbox.told(*up_to),
+            E::ToldOf(numbers) => self.outbox.told_of(numbers),
             E::ApiKeyPut(row) => self.put_api_key(row),
             E::CloudPut(row) => self.clouds.put(row.id, Cloud::clone(row)),
             E::CloudGone(id) => self.clouds.remove(id),
@@ -693,6 +734,8 @@ impl Machine for Directory {
             | C::Lead { .. }
             | C::MintJoinToken(_)
             | C::TurnGossipKey { .. }
+            | C::KeepDataKey { .. }
+            | C::TurnMasterKey { .. }
             | C::EndSession(_)
             | C::SetAutopilot(_)
             | C::Bootstrap(_)
@@ -708,6 +751,7 @@ impl Machine for Directory {
             | C::DisableWebhook { .. }
             | C::ReportHealth { .. }
             | C::Told { .. }
+            | C::ToldOf { .. }
             | C::DeleteUpload { .. }
             | C::SweepUploads { .. }
             | C::DeleteAgent { .. }
@@ -766,15 +810,19 @@ impl Machine for Directory {
             &mut self.health,
             &mut self.autopilot,
             &mut self.ended_sessions,
+            &mut self.data_keys,
             &mut self.outbox.rows,
             &mut self.outbox.next,
+            &mut self.outbox.audited,
         ]
     }
 
     fn reindex(&mut self) {
         self.api_key_by_hash.clear();
+        self.keys_of.clear();
         let keys: Vec<_> = self.api_keys.rows().map(|(_, key)| Arc::clone(key)).collect();
         keys.iter().for_each(|key| self.index_api_key(key));
+        self.index_builds();
         self.user_by_email =
             self.users.rows().map(|(id, user)| (user.email.to_lowercase(), *id)).collect();
     }
@@ -825,17 +873,17 @@ impl Directory {
     }
 
     fn index_api_key(&mut self, row: &ApiKey) {
-        self.api_key_by_hash.insert(row.hash, row.id);
-        if let Some((previous, _)) = row.previous {
-            self.api_key_by_hash.insert(previous, row.id);
-        }
+        *self.keys_of.entry(row.tenant).or_default() += 1;
+        self.api_key_by_hash.extend(row.hashes().map(|hash| (beginning(hash), row.id)));
     }
 
     fn forget_hashes(&mut self, id: ApiKeyId) {
         let Some(before) = self.api_keys.get(&id) else { return };
-        self.api_key_by_hash.remove(&before.hash);
-        if let Some((previous, _)) = before.previous {
-            self.api_key_by_hash.remove(&previous);
+        if let Some(count) = self.keys_of.get_mut(&before.tenant) {
+            *count -= 1;
+        }
+        for hash in before.hashes() {
+            self.api_key_by_hash.remove(&(beginning(hash), id));
         }
     }
 
@@ -845,7 +893,7 @@ impl Directory {
             let key = self.api_keys.get(id)?;
             let is_newer = key.last_used.as_ref().is_none_or(|known| known.at < used.at);
             is_newer.then(|| {
-                let last_used = Some(used.clone());
+                let last_used = Some(Box::new(used.clone()));
                 Event::ApiKeyPut(Box::new(ApiKey { last_used, ..ApiKey::clone(&key) }))
             })
         };
@@ -875,6 +923,7 @@ impl Directory {
 
     fn drop_agent(&mut self, id: AgentId) {
         let deployments: Vec<_> = self.deployments_of(id).map(|row| (id.0, row.id)).collect();
+        deployments.iter().for_each(|(_, row)| self.note_building(id, *row, false));
         let versions: Vec<_> = self.versions_of(id).map(|row| (id.0, row.number)).collect();
         let instances: Vec<_> = self.instances_of(id).map(|row| (id.0, row.id)).collect();
         deployments.iter().for_each(|key| self.deployments.remove(key));
@@ -896,6 +945,27 @@ impl Directory {
     fn hold_deployment(&mut self, row: &Deployment) {
         self.deployments.put((row.agent_id.0, row.id), row.clone());
         self.touch(row.agent_id, row.created_at, |agent| agent.waiting = Some(row.id));
+    }
+
+    fn note_building(&mut self, agent: AgentId, id: DeploymentId, is_building: bool) {
+        let Some(tenant) = self.agents.get(&agent).map(|agent| agent.tenant) else { return };
+        if is_building {
+            self.building.entry(tenant).or_default().insert(id);
+        } else if let Some(builds) = self.building.get_mut(&tenant) {
+            builds.remove(&id);
+            if builds.is_empty() {
+                self.building.remove(&tenant);
+            }
+        }
+    }
+
+    fn index_builds(&mut self) {
+        self.building.clear();
+        let rows = self.deployments.rows().map(|(_, row)| Arc::clone(row));
+        let building = rows.filter(|row| row.status == DeploymentStatus::Building);
+        for row in building.collect::<Vec<_>>() {
+            self.note_building(row.agent_id, row.id, true);
+        }
     }
 
     fn prune_deployments(&mut self, id: AgentId) {
@@ -932,6 +1002,7 @@ impl Directory {
                 DeploymentStatus::Queued | DeploymentStatus::Verifying => {}
             }
         });
+        self.note_building(agent_id, id, to == DeploymentStatus::Building);
         let waits = self.agents.get(&agent_id).is_some_and(|agent| agent.waiting == Some(id));
         if waits && !to.is_active() {
             self.touch(agent_id, at, |agent| agent.waiting = None);
@@ -1041,4 +1112,9 @@ fn bootstrap(state: &Directory, first: &Bootstrap) -> Vec<Event> {
     events.extend(first.keys.iter().map(|key| Event::ApiKeyPut(Box::new(key.clone()))));
     events.extend(first.clouds.iter().map(|cloud| Event::CloudPut(Box::new(cloud.clone()))));
     events
+}
+
+/// What a key is looked up by: two keys whose hashes begin alike are told apart by the rest.
+fn beginning(hash: &[u8; 32]) -> u64 {
+    u64::from_be_bytes(std::array::from_fn(|byte| hash[byte]))
 }

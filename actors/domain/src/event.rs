@@ -3,7 +3,7 @@
 
 use crate::{
     AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, JobId,
-    NodeId, SessionId, Timestamp, UserId, WebhookId,
+    NodeId, OrgId, SessionId, Timestamp, UserId, WebhookId,
     account::{
         ApiKey, Application, Code, Invitation, Organization, Session, SigningKey, Tenant, Throttle,
         User,
@@ -12,6 +12,7 @@ use crate::{
     audit::Audited,
     autopilot::Autopilot,
     cloud::Cloud,
+    data_key::DataKey,
     deployment::{Deployment, DeploymentStatus, Failure, Image, Version},
     idempotency::{KeyHash, Keyed},
     instance::{Instance, InstanceStatus},
@@ -52,6 +53,13 @@ pub enum DirectoryEvent {
     },
     /// All tokens of an ended session have expired.
     SessionForgotten(SessionId),
+    /// What an owner's secrets are sealed with is sealed with this master key.
+    DataKeyPut {
+        /// Whose it is.
+        owner: OrgId,
+        /// The key.
+        key: Box<DataKey>,
+    },
     /// Gossip is sealed with another key.
     GossipKeyTurned(Vec<u8>),
     /// The operator wants replicas looked after like this.
@@ -110,6 +118,8 @@ pub enum DirectoryEvent {
     },
     /// Everybody has what waited in the outbox, up to this number.
     Told(u64),
+    /// Everybody has these of what waited in the outbox.
+    ToldOf(Vec<u64>),
     /// A cloud is new or changed.
     CloudPut(Box<Cloud>),
     /// A cloud is gone.
@@ -286,6 +296,8 @@ pub enum ShardEvent {
     HookGone(WebhookId),
     /// Everybody has what waited in the outbox, up to this number.
     Told(u64),
+    /// Everybody has these of what waited in the outbox.
+    ToldOf(Vec<u64>),
     /// Rows of the audit log.
     Audited(Vec<Audited>),
     /// Old keys and finished jobs are forgotten.

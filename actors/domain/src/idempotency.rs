@@ -75,6 +75,11 @@ impl Keys {
         }
     }
 
+    /// Whether something came under a key already.
+    pub fn knows(&self, key: &Keyed, at: Timestamp) -> bool {
+        self.find(&key.hash, at).is_some()
+    }
+
     /// Looks a key up.
     pub fn seen<R: DeserializeOwned>(&self, key: &Keyed, at: Timestamp) -> Seen<R> {
         let Some(row) = self.find(&key.hash, at) else { return Seen::Never };

@@ -34,6 +34,11 @@ macro_rules! ids {
             pub fn new(at: crate::Timestamp, dice: u128) -> Self {
                 Self(Ulid::from_parts(at.millis(), dice).0)
             }
+
+            /// When it was made.
+            pub fn made_at(self) -> crate::Timestamp {
+                crate::Timestamp::from_millis(Ulid(self.0).timestamp_ms())
+            }
         }
 
         impl fmt::Display for $name {

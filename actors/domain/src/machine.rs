@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     Rejection, Timestamp,
+    audit::Audited,
     idempotency::{self, Keyed, Keys, Seen},
     outbox::{Happening, Outbox},
     planted::{self, Bug},
@@ -26,8 +27,18 @@ pub struct Entry<C> {
     /// Makes repeating the entry harmless.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<Keyed>,
+    /// Who does it, for the audit log: kept with the change itself, so that neither is without the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<Box<Audited>>,
     /// What shall be done.
     pub command: C,
+}
+
+impl<C> Entry<C> {
+    /// A command in nobody's name: no claim, no key, no row of the audit log.
+    pub fn new(at: Timestamp, command: C) -> Self {
+        Self { at, claim: None, key: None, audit: None, command }
+    }
 }
 
 /// The right of a shard's leader to act: refused where a later term was seen.
@@ -94,6 +105,9 @@ pub fn apply<M: Machine>(
                 let told = machine.happenings(event);
                 machine.evolve(event);
                 told.into_iter().for_each(|one| machine.outbox().push(one, entry.at));
+            }
+            if let Some(row) = &entry.audit {
+                machine.outbox().push_audited(row);
             }
             (Ok(machine.reply(&entry.command)), events)
         }

@@ -6,15 +6,16 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    AgentId, EventId, Timestamp,
+    AgentId, EventId, OrgId, Timestamp,
     account::Tenant,
     agent::{Agent, Status},
+    audit::Audited,
     deployment::{DeploymentStatus, Failure, Trigger},
     directory::Directory,
     event::{DirectoryEvent, ShardEvent},
     ids::dice_of,
     job::{Job, JobStatus},
-    table::Table,
+    table::{Row, Table},
 };
 
 /// Stands in data for the address of the service, which no state machine knows.
@@ -116,19 +117,47 @@ pub struct Happening {
 pub struct Outbox {
     /// By number.
     pub rows: Table<u64, Occurrence>,
+    /// Rows of the audit log, numbered with the others.
+    pub audited: Table<u64, Audited>,
     /// The number of the next one, under 0. Numbers are never used again.
     pub next: Table<u64, u64>,
 }
 
+/// The oldest of what waits, by number.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting {
+    /// The number of the last of it.
+    pub up_to: Option<u64>,
+    /// Whether there is more behind it.
+    pub has_more: bool,
+    /// What clients are told of.
+    pub events: Vec<(u64, Occurrence)>,
+    /// Rows of the audit log.
+    pub audited: Vec<(u64, Audited)>,
+}
+
+/// One of what waits.
+#[derive(Clone, Copy, Debug)]
+pub enum Item<'w> {
+    /// What clients are told of.
+    Event(&'w Occurrence),
+    /// A row of the audit log.
+    Row(&'w Audited),
+}
+
 impl Outbox {
-    /// In two tables that begin at this number.
-    pub fn new(first_table: u8) -> Self {
-        Self { rows: Table::live(first_table), next: Table::live(first_table + 1) }
+    /// In two tables that begin at this number, and one for the audit log.
+    pub fn new(first_table: u8, audited: u8) -> Self {
+        Self {
+            rows: Table::live(first_table),
+            next: Table::live(first_table + 1),
+            audited: Table::live(audited),
+        }
     }
 
     /// Keeps something to be told.
     pub fn push(&mut self, happening: Happening, at: Timestamp) {
-        let number = self.next.get(&0).map_or(1, |next| *next);
+        let number = self.number();
         let Happening { tenant, kind, data, agent } = happening;
         let data = data.to_string();
         let mut digest = Sha256::new();
@@ -137,21 +166,76 @@ impl Outbox {
         digest.update(&data);
         let id = EventId::new(at, dice_of(digest));
         self.rows.put(number, Occurrence { id, tenant, kind, at, data, agent });
-        self.next.put(0, number + 1);
     }
 
-    /// The oldest rows, with their numbers.
-    pub fn oldest(&self, most: usize) -> Vec<(u64, Occurrence)> {
-        let rows = self.rows.rows().take(most);
-        rows.map(|(number, row)| (*number, Occurrence::clone(row))).collect()
+    /// Keeps a row of the audit log.
+    pub fn push_audited(&mut self, row: &Audited) {
+        let number = self.number();
+        self.audited.put(number, row.clone());
+    }
+
+    fn number(&mut self) -> u64 {
+        let number = self.next.get(&0).map_or(1, |next| *next);
+        self.next.put(0, number + 1);
+        number
+    }
+
+    /// The number of an organization's newest row of the audit log that waits here.
+    pub fn newest_audited(&self, org: OrgId) -> Option<u64> {
+        let mut rows = self.audited.rows().rev();
+        rows.find(|(_, row)| row.org == org).map(|(number, _)| *number)
+    }
+
+    /// The oldest rows but those that stay: at most so many of each kind, and none that is younger than one left
+    /// behind for its number.
+    pub fn oldest(&self, most: usize, stays: impl Fn(Item<'_>) -> bool) -> Waiting {
+        let events = self.rows.rows().filter(|(_, row)| !stays(Item::Event(row)));
+        let mut events: Vec<_> = events.take(most + 1).collect();
+        let audited = self.audited.rows().filter(|(_, row)| !stays(Item::Row(row)));
+        let mut audited: Vec<_> = audited.take(most + 1).collect();
+        let cut = [cut(&mut events, most), cut(&mut audited, most)].into_iter().flatten().min();
+        let newest = [newest(&events), newest(&audited)].into_iter().flatten().max();
+        let Some(up_to) = cut.or(newest) else { return Waiting::default() };
+        let (events, audited) = (events.into_iter(), audited.into_iter());
+        let events = events.take_while(|(number, _)| **number <= up_to);
+        let audited = audited.take_while(|(number, _)| **number <= up_to);
+        Waiting {
+            up_to: Some(up_to),
+            has_more: cut.is_some(),
+            events: events.map(|(number, row)| (*number, Occurrence::clone(row))).collect(),
+            audited: audited.map(|(number, row)| (*number, Audited::clone(row))).collect(),
+        }
     }
 
     /// Forgets what was told, up to this number.
     pub fn told(&mut self, up_to: u64) {
-        let done =
-            self.rows.rows().map(|(number, _)| *number).take_while(|number| *number <= up_to);
-        done.collect::<Vec<_>>().iter().for_each(|number| self.rows.remove(number));
+        forget(&mut self.rows, up_to);
+        forget(&mut self.audited, up_to);
     }
+
+    /// Forgets what was told.
+    pub fn told_of(&mut self, numbers: &[u64]) {
+        for number in numbers {
+            self.rows.remove(number);
+            self.audited.remove(number);
+        }
+    }
+}
+
+/// Leaves the oldest rows; the number of the last of them, if there are others behind them.
+fn cut<V>(rows: &mut Vec<(&u64, V)>, most: usize) -> Option<u64> {
+    let has_more = rows.len() > most;
+    rows.truncate(most);
+    newest(rows).filter(|_| has_more)
+}
+
+fn forget<V: Row>(rows: &mut Table<u64, V>, up_to: u64) {
+    let done = rows.rows().map(|(number, _)| *number).take_while(|number| *number <= up_to);
+    done.collect::<Vec<_>>().iter().for_each(|number| rows.remove(number));
+}
+
+fn newest<V>(rows: &[(&u64, V)]) -> Option<u64> {
+    rows.last().map(|(number, _)| **number)
 }
 
 fn joined(mut data: Value, more: Value) -> Value {
@@ -315,6 +399,7 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
         | E::NodePut(_)
         | E::JoinTokenPut(_)
         | E::JoinTokenGone(_)
+        | E::DataKeyPut { .. }
         | E::GossipKeyTurned(_)
         | E::SessionEnded { .. }
         | E::SessionForgotten(_)
@@ -334,6 +419,7 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
         | E::WebhookPut(_)
         | E::WebhookGone(_)
         | E::Told(_)
+        | E::ToldOf(_)
         | E::CloudPut(_)
         | E::CloudGone(_)
         | E::UploadPut(_)
@@ -399,6 +485,7 @@ pub(crate) fn of_shard(event: &ShardEvent) -> Vec<Happening> {
         | ShardEvent::DeliveryAgain(_)
         | ShardEvent::HookGone(_)
         | ShardEvent::Told(_)
+        | ShardEvent::ToldOf(_)
         | ShardEvent::Audited(_)
         | ShardEvent::Swept(_) => vec![],
     }
@@ -424,6 +511,7 @@ pub fn unknown_selection(selection: &[String]) -> Option<&String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AuditId;
 
     #[test]
     fn a_selection_names_types() {
@@ -446,7 +534,7 @@ mod tests {
 
     #[test]
     fn numbers_are_never_used_again() {
-        let mut outbox = Outbox::new(1);
+        let mut outbox = Outbox::new(1, 3);
         let happening = |number: u64| Happening {
             tenant: Tenant { org: crate::OrgId(1), mode: crate::account::Mode::Live },
             kind: Kind::AgentCreated,
@@ -457,7 +545,27 @@ mod tests {
         outbox.told(3);
         outbox.push(happening(0), Timestamp::from_millis(5));
         outbox.told(3);
-        let left = outbox.oldest(10);
-        assert_eq!(left.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [4]);
+        let left = outbox.oldest(10, |_| false);
+        assert_eq!((left.up_to, left.has_more, left.events.len()), (Some(4), false, 1));
+        // Both kinds leave in the order in which they came.
+        let row = crate::audit::tests::row;
+        outbox.push_audited(&row(5));
+        outbox.push(happening(1), Timestamp::from_millis(6));
+        outbox.push_audited(&row(7));
+        let first = outbox.oldest(1, |_| false);
+        assert_eq!((first.up_to, first.has_more), (Some(4), true));
+        assert_eq!((first.events.len(), first.audited.len()), (1, 0));
+        outbox.told(5);
+        assert_eq!(outbox.newest_audited(crate::OrgId(1)), Some(7));
+        let rest = outbox.oldest(10, |_| false);
+        assert_eq!((rest.up_to, rest.events.len(), rest.audited[0].1.id), (Some(7), 1, AuditId(7)));
+        // What stays keeps nobody back who comes after it.
+        outbox.push(happening(2), Timestamp::from_millis(7));
+        let events = outbox.oldest(10, |item| matches!(item, Item::Row(_)));
+        assert_eq!((events.events.len(), events.audited.len()), (2, 0));
+        outbox.told_of(&events.events.iter().map(|(number, _)| *number).collect::<Vec<_>>());
+        assert_eq!(outbox.oldest(10, |_| false).up_to, Some(7));
+        outbox.told(7);
+        assert_eq!(outbox.oldest(10, |_| false).up_to, None);
     }
 }

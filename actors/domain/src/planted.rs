@@ -25,6 +25,10 @@ pub enum Bug {
     LeaderLeavesFirst,
     /// A snapshot lacks one table.
     SnapshotIncomplete,
+    /// A leader that restarts leads on in the same term.
+    LeaderRestored,
+    /// A change of voters that its leader did not end is left half-way.
+    ChangeHalfWay,
 }
 
 /// Whether this bug is there.

@@ -91,6 +91,20 @@ pub enum Rejection {
     /// The job runs still.
     #[error("the job has not finished yet; cancel it or wait for its end")]
     JobNotFinished,
+    /// The tier's limit of calls at once.
+    #[error(
+        "{max} calls are in flight, which is the tier's limit; wait for answers before you send more"
+    )]
+    TooManyInFlight {
+        /// The limit.
+        max: u64,
+    },
+    /// The tier's limit of jobs that wait.
+    #[error("{max} jobs are waiting, which is the tier's limit; retry after some have begun")]
+    TooManyQueued {
+        /// The limit.
+        max: u64,
+    },
     /// Too many unfinished jobs.
     #[error("too many jobs are waiting; retry after some have finished")]
     TooManyJobs,
@@ -233,6 +247,8 @@ impl Rejection {
             | Self::GrantInvalid
             | Self::LastNode => true,
             Self::TooManyJobs
+            | Self::TooManyInFlight { .. }
+            | Self::TooManyQueued { .. }
             | Self::IdempotencyKeyReused
             | Self::IdempotencyInProgress
             | Self::TooManyJoinTokens

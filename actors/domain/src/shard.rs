@@ -1,7 +1,11 @@
 //! A shard: large and written often. Jobs and the keys of keyed calls now; executions, deliveries
 //! and usage have their place here. One line per command; bodies live with the noun.
 
-use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map},
+    ops::ControlFlow,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +15,7 @@ use crate::{
     audit::Audited,
     event::ShardEvent as Event,
     idempotency::{KeyHash, Keyed, Keys, SWEPT_AT_ONCE, Seen},
-    job::{self, Attempt, Job, JobError, Outcome, Payload, Usage},
+    job::{self, Attempt, Job, JobError, JobStatus, Outcome, Payload, Usage},
     machine::{Entry, Machine},
     outbox::{self, Happening, Occurrence, Outbox},
     rate::{self, Allowance, Grant, Spent},
@@ -77,6 +81,8 @@ pub enum Command {
     DropHook { webhook: WebhookId },
     /// Everybody has what waited in the outbox, up to this number.
     Told { up_to: u64 },
+    /// Everybody has these of what waited in the outbox; older ones still wait.
+    ToldOf { numbers: Vec<u64> },
 }
 
 /// How a keyed synchronous call ended, for its replay.
@@ -164,6 +170,8 @@ pub struct Shard {
     pub hooks: Table<WebhookId, HookState>,
     /// What waits to be told.
     pub outbox: Outbox,
+    /// Jobs that wait, by tenant; derived.
+    queued: BTreeMap<Tenant, u64>,
 }
 
 impl Default for Shard {
@@ -188,7 +196,8 @@ impl Default for Shard {
             delivered: Table::history(19),
             delivered_until: Table::history(20),
             hooks: Table::live(21),
-            outbox: Outbox::new(22),
+            outbox: Outbox::new(22, 24),
+            queued: BTreeMap::new(),
         }
     }
 }
@@ -342,12 +351,44 @@ impl Shard {
         self.expiry.put((u128::from(at.millis()), id), ());
     }
 
+    fn put_job(&mut self, job: &Job) {
+        self.note_queued(job.id, Some(job));
+        self.jobs.put(job.id, job.clone());
+    }
+
+    /// Counts a job that is about to be something else.
+    fn note_queued(&mut self, id: JobId, now: Option<&Job>) {
+        let waits = |job: &Job| (job.status == JobStatus::Pending).then_some(job.tenant);
+        let before = self.jobs.get(&id).and_then(|job| waits(&job));
+        let now = now.and_then(waits);
+        if before == now {
+            return;
+        }
+        if let Some(tenant) = before
+            && let btree_map::Entry::Occupied(mut count) = self.queued.entry(tenant)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        if let Some(tenant) = now {
+            *self.queued.entry(tenant).or_default() += 1;
+        }
+    }
+
+    /// Jobs of a tenant that wait here.
+    pub fn queued(&self, tenant: Tenant) -> u64 {
+        self.queued.get(&tenant).copied().unwrap_or(0)
+    }
+
     fn keep(&mut self, job: &Job) {
         self.need(job);
         self.finished.put(job.id, job.clone());
     }
 
     fn finish(&mut self, job: &Job) {
+        self.note_queued(job.id, None);
         self.jobs.remove(&job.id);
         self.look_again(job.id, ended(job).plus(job::OUTPUT_KEPT_FOR));
         self.keep(job);
@@ -413,6 +454,7 @@ impl Machine for Shard {
             }
             C::DropHook { webhook } => Ok(vec![Event::HookGone(*webhook)]),
             C::Told { up_to } => Ok(vec![Event::Told(*up_to)]),
+            C::ToldOf { numbers } => Ok(vec![Event::ToldOf(numbers.clone())]),
             C::Sweep => Ok(vec![Event::Swept(at)]),
         }
     }
@@ -421,9 +463,9 @@ impl Machine for Shard {
         match event {
             Event::JobAccepted(job) => {
                 self.need(job);
-                self.jobs.put(job.id, Job::clone(job));
+                self.put_job(job);
             }
-            Event::JobMoved(job) => self.jobs.put(job.id, Job::clone(job)),
+            Event::JobMoved(job) => self.put_job(job),
             Event::JobFinished(job) => self.finish(job),
             Event::JobGone(id) => {
                 self.finished.remove(id);
@@ -459,6 +501,7 @@ impl Machine for Shard {
             }
             Event::HookGone(webhook) => self.drop_hook(*webhook),
             Event::Told(up_to) => self.outbox.told(*up_to),
+            Event::ToldOf(numbers) => self.outbox.told_of(numbers),
             Event::Audited(rows) => rows.iter().for_each(|row| self.write_audit(row)),
             Event::Swept(at) => self.sweep(*at),
         }
@@ -501,6 +544,7 @@ impl Machine for Shard {
             | C::Redeliver { .. }
             | C::DropHook { .. }
             | C::Told { .. }
+            | C::ToldOf { .. }
             | C::Sweep => Reply::Done,
         }
     }
@@ -542,8 +586,15 @@ impl Machine for Shard {
             &mut self.hooks,
             &mut self.outbox.rows,
             &mut self.outbox.next,
+            &mut self.outbox.audited,
         ]
     }
 
-    fn reindex(&mut self) {}
+    fn reindex(&mut self) {
+        self.queued.clear();
+        let waiting = self.jobs.rows().filter(|(_, job)| job.status == JobStatus::Pending);
+        for (_, job) in waiting {
+            *self.queued.entry(job.tenant).or_default() += 1;
+        }
+    }
 }

@@ -144,6 +144,8 @@ pub struct Table<K, V> {
     number: u8,
     history: bool,
     rows: BTreeMap<K, Option<Arc<V>>>,
+    /// How many of these are rows and not marks of removed ones.
+    count: usize,
     dirty: BTreeSet<K>,
     in_flight: Vec<K>,
     backing: Option<Arc<dyn Backing>>,
@@ -156,6 +158,7 @@ impl<K: Key, V: Row> Table<K, V> {
             number,
             history: false,
             rows: BTreeMap::new(),
+            count: 0,
             dirty: BTreeSet::new(),
             in_flight: Vec::new(),
             backing: None,
@@ -189,7 +192,14 @@ impl<K: Key, V: Row> Table<K, V> {
     /// Writes a row, new or over an old one.
     pub fn put(&mut self, key: K, row: V) {
         self.dirty.insert(key.clone());
-        self.rows.insert(key, Some(Arc::new(row)));
+        self.set(key, Some(Arc::new(row)));
+    }
+
+    fn set(&mut self, key: K, row: Option<Arc<V>>) {
+        let is_row = usize::from(row.is_some());
+        let before = self.rows.insert(key, row);
+        self.count += is_row;
+        self.count -= usize::from(before.flatten().is_some());
     }
 
     /// Changes a row in place; says whether there was one.
@@ -197,7 +207,7 @@ impl<K: Key, V: Row> Table<K, V> {
         let Some(mut row) = self.get(key) else { return false };
         change(Arc::make_mut(&mut row));
         self.dirty.insert(key.clone());
-        self.rows.insert(key.clone(), Some(row));
+        self.set(key.clone(), Some(row));
         true
     }
 
@@ -205,7 +215,7 @@ impl<K: Key, V: Row> Table<K, V> {
     pub fn remove(&mut self, key: &K) {
         if self.contains(key) {
             self.dirty.insert(key.clone());
-            self.rows.insert(key.clone(), None);
+            self.set(key.clone(), None);
         }
     }
 
@@ -221,7 +231,7 @@ impl<K: Key, V: Row> Table<K, V> {
 
     /// How many rows are in memory.
     pub fn len(&self) -> usize {
-        self.rows.values().filter(|row| row.is_some()).count()
+        self.count
     }
 
     /// Whether no row is in memory.
@@ -360,7 +370,8 @@ impl<K: Key, V: Row> AnyTable for Table<K, V> {
             }
             let gone = self.rows.get(&key).is_some_and(|row| row.is_none() || evict);
             if gone {
-                self.rows.remove(&key);
+                let row = self.rows.remove(&key).flatten();
+                self.count -= usize::from(row.is_some());
             }
         }
     }
@@ -371,12 +382,13 @@ impl<K: Key, V: Row> AnyTable for Table<K, V> {
 
     fn load(&mut self, key: &[u8], row: &[u8]) -> Result<(), DecodeError> {
         let key = K::decode(key).ok_or(DecodeError::Version(None))?;
-        self.rows.insert(key, Some(Arc::new(codec::decode(row)?)));
+        self.set(key, Some(Arc::new(codec::decode(row)?)));
         Ok(())
     }
 
     fn clear(&mut self) {
         self.rows.clear();
+        self.count = 0;
         self.dirty.clear();
         self.in_flight.clear();
     }
@@ -456,6 +468,8 @@ mod tests {
         table.change(&7, |row| *row = 15);
         table.remove(&8);
         table.put(2000, 1);
+        table.put(2000, 1);
+        assert_eq!((table.len(), table.rows().count()), (2, 2));
         assert_eq!(table.get(&7).as_deref(), Some(&15));
         assert_eq!(table.get(&8), None, "the mark hides the row that is still on disk");
         let up = keys(&table, None, Order::Ascending);

@@ -69,10 +69,20 @@ impl FromStr for Timestamp {
     type Err = NotATimestamp;
 
     fn from_str(text: &str) -> Result<Self, NotATimestamp> {
-        let instant: jiff::Timestamp = text.parse().map_err(|_| NotATimestamp)?;
+        let instant: jiff::Timestamp = match text.parse() {
+            Ok(instant) => instant,
+            Err(_) if is_last_of_all(text) => return Ok(Self::MAX),
+            Err(_) => return Err(NotATimestamp),
+        };
         let millis = u64::try_from(instant.as_millisecond()).map_err(|_| NotATimestamp)?;
         Ok(Self::from_millis(millis))
     }
+}
+
+/// The last two days that four digits can name are beyond the library's end of time.
+fn is_last_of_all(text: &str) -> bool {
+    let text = text.strip_suffix('Z').filter(|text| text.starts_with("9999-12-3"));
+    text.is_some_and(|text| text.parse::<jiff::civil::DateTime>().is_ok())
 }
 
 #[cfg(test)]
@@ -88,6 +98,8 @@ mod tests {
             assert_eq!(text.parse(), Ok(Timestamp::from_millis(millis)));
         }
         assert_eq!(Timestamp::MAX.to_string(), "9999-12-31T23:59:59.999Z");
+        assert_eq!("9999-12-31T23:59:59.999Z".parse(), Ok(Timestamp::MAX));
+        assert_eq!("9999-12-39T23:59:59Z".parse::<Timestamp>(), Err(NotATimestamp));
         assert_eq!("yesterday".parse::<Timestamp>(), Err(NotATimestamp));
     }
 }

@@ -1,20 +1,32 @@
 //! Stories of sessions, codes, people, keys and deliveries, command by command.
 
+mod golden;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use domain::{
-    ApiKeyId, ApplicationId, DeliveryId, EventId, NodeId, OrgId, Rejection, SessionId, Timestamp,
-    UserId, WebhookId,
+    AgentId, ApiKeyId, ApplicationId, AuditId, DeliveryId, EventId, NodeId, OrgId, Rejection,
+    RequestId, SessionId, Timestamp, UserId, WebhookId,
     account::{
-        ApiKey, Code, Mode, Organization, Redemption, Role, Scopes, Session, Tenant, Tier, User,
-        UserPatch,
+        ApiKey, Application, Code, Invitation, Mode, Organization, Redemption, Role, Scopes,
+        Session, Tenant, Tier, User, UserPatch,
     },
+    audit::{Actor, Audited},
+    data_key::DataKey,
     directory::{Bootstrap, Command as C, Directory},
+    idempotency::Keyed,
     machine::{Entry, Machine, apply},
+    node::{JoinToken, NodeFacts},
     outbox::{Kind, Occurrence},
+    secret::Secret,
     shard::{Command as S, Reply, Shard},
-    webhook::delivery::{Attempt, Cause, Status, Tried, id_of},
+    webhook::{
+        Ordering, Webhook,
+        delivery::{Attempt, Cause, Delivery, Status, Tried, id_of},
+    },
 };
+
+use crate::golden::{hold, read};
 
 const TENANT: Tenant = Tenant { org: OrgId(1), mode: Mode::Live };
 const SESSION: SessionId = SessionId(9);
@@ -25,7 +37,7 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn entry<T>(command: T, seconds: u64) -> Entry<T> {
-    Entry { at: at(seconds), claim: None, key: None, command }
+    Entry::new(at(seconds), command)
 }
 
 fn play<M: Machine>(
@@ -34,6 +46,52 @@ fn play<M: Machine>(
     seconds: u64,
 ) -> Result<M::Reply, Rejection> {
     apply(machine, &entry(command, seconds)).0.result
+}
+
+#[test]
+fn data_keys_are_sealed_anew_together_or_not_at_all() {
+    let mut state = Directory::default();
+    let key = |master| {
+        let sealed = vec![master];
+        Box::new(DataKey { sealed, master: [master; 8], created_at: at(0) })
+    };
+    let keep = |owner, master| C::KeepDataKey { owner: OrgId(owner), key: key(master) };
+    for (owner, master, done) in [
+        (1, 7, true),
+        // Whoever comes second uses the first one's.
+        (1, 8, true),
+        (2, 8, false),
+        (2, 7, true),
+    ] {
+        assert_eq!(play(&mut state, keep(owner, master), 0).is_ok(), done, "{owner} {master}");
+    }
+    let turn = |known_by: &[u128], owners: &[u128]| C::TurnMasterKey {
+        from: [7; 8],
+        to: [8; 8],
+        known_by: known_by.iter().copied().map(NodeId).collect(),
+        sealed: owners.iter().map(|owner| (OrgId(*owner), vec![8])).collect(),
+    };
+    let facts = NodeFacts {
+        id: NodeId(5),
+        raft_id: 5,
+        peer_address: String::new(),
+        base_url: String::new(),
+        version: String::new(),
+        labels: BTreeMap::new(),
+        cores: 1,
+        memory_mb: 1,
+        providers: vec![],
+    };
+    play(&mut state, C::RegisterNode(Box::new(facts)), 0).expect("registered");
+    for wrong in [turn(&[5], &[1]), turn(&[5], &[1, 2, 3]), turn(&[5], &[]), turn(&[], &[1, 2])] {
+        assert_eq!(play(&mut state, wrong, 1).err(), Some(Rejection::StaleObject));
+        assert_eq!(state.master_key(), Some([7; 8]));
+    }
+    play(&mut state, turn(&[5, 6], &[1, 2]), 2).expect("turned");
+    let second = play(&mut state, turn(&[5], &[1, 2]), 3);
+    assert_eq!(second.err(), Some(Rejection::StaleObject), "two changes at once");
+    let rows: Vec<_> = state.data_keys.rows().map(|(_, row)| (row.master, &*row.sealed)).collect();
+    assert_eq!(rows, [([8; 8], [8].as_slice()); 2]);
 }
 
 fn session() -> Session {
@@ -99,10 +157,8 @@ fn a_refresh_token_is_good_once_and_a_lost_answer_is_repeated() {
     assert!(refresh(&mut state, 4, home, 3000).starts_with("refused"), "its time is over");
 }
 
-#[test]
-fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
-    let mut state = Shard::default();
-    let code = Code {
+fn code() -> Code {
+    Code {
         hash: [1; 32],
         tenant: TENANT,
         application: ApplicationId(5),
@@ -112,7 +168,13 @@ fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
         challenge: Some([2; 32]),
         expires_at: at(60),
         session: None,
-    };
+    }
+}
+
+#[test]
+fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
+    let mut state = Shard::default();
+    let code = code();
     let redemption = Redemption {
         hash: [1; 32],
         application: ApplicationId(5),
@@ -173,23 +235,24 @@ fn user(id: u128, role: Role) -> User {
     }
 }
 
-fn key(id: u128, created_by: Option<String>) -> ApiKey {
+fn key(id: u128, created_by: Option<&str>) -> ApiKey {
     ApiKey {
         id: ApiKeyId(id),
         tenant: TENANT,
-        name: "key".to_owned(),
+        name: "key".into(),
         hash: [u8::try_from(id).expect("small"); 32],
-        last4: String::new(),
+        last4: "".into(),
         scopes: Scopes::all(),
         created_at: at(0),
-        allowed_ips: vec![],
+        allowed_ips: Box::default(),
         expires_at: None,
-        agent_ids: vec![],
-        created_by,
+        agent_ids: Box::default(),
+        created_by: created_by.map(Into::into),
         previous: None,
         last_used: None,
         updated_at: at(0),
         revision: 1,
+        rate_limit: None,
     }
 }
 
@@ -213,11 +276,24 @@ fn organization() -> Directory {
     state
 }
 
+fn invitation() -> Invitation {
+    Invitation {
+        id: domain::InvitationId(1),
+        org: TENANT.org,
+        email: "new@example.com".to_owned(),
+        role: Role::Admin,
+        hash: [8; 32],
+        invited_by: String::new(),
+        created_at: at(0),
+        expires_at: at(100),
+    }
+}
+
 #[test]
 fn a_key_acts_as_whoever_made_it_however_long_the_detour() {
     let mut state = organization();
     let mut make = |id: u128, by: Option<String>| {
-        let key = key(id, by);
+        let key = key(id, by.as_deref());
         play(&mut state, C::CreateApiKey { key: Box::new(key.clone()), answer: vec![] }, 1)
             .expect("made");
         key
@@ -228,16 +304,7 @@ fn a_key_acts_as_whoever_made_it_however_long_the_detour() {
     let lost = make(5, Some(ApiKeyId(77).to_string()));
     let firsts = make(6, Some(ApiKeyId(1).to_string()));
     let invited = user(2, Role::Admin);
-    let invitation = domain::account::Invitation {
-        id: domain::InvitationId(1),
-        org: TENANT.org,
-        email: invited.email.clone(),
-        role: Role::Admin,
-        hash: [8; 32],
-        invited_by: String::new(),
-        created_at: at(0),
-        expires_at: at(100),
-    };
+    let invitation = Invitation { email: invited.email.clone(), ..invitation() };
     let by = Some(Role::Owner);
     let invite =
         C::Invite { invitation: Box::new(invitation), by, scopes: Scopes::all(), answer: vec![] };
@@ -293,6 +360,46 @@ fn event(number: u128) -> Occurrence {
         at: at(0),
         data: "{}".to_owned(),
         agent: None,
+    }
+}
+
+fn hook() -> Webhook {
+    Webhook {
+        id: HOOK,
+        tenant: TENANT,
+        url: "https://receiver.example".to_owned(),
+        events: vec!["webhook.disabled".to_owned()],
+        active: true,
+        description: String::new(),
+        sealed: vec![],
+        secret_hint: String::new(),
+        previous: None,
+        ordering: Ordering::None,
+        rate_limit_per_s: None,
+        metadata: BTreeMap::new(),
+        enabled_at: at(0),
+        disabled_at: None,
+        disabled_reason: None,
+        created_at: at(0),
+        updated_at: at(0),
+        revision: 1,
+    }
+}
+
+fn audited(id: u128) -> Audited {
+    Audited {
+        id: AuditId(id),
+        org: TENANT.org,
+        mode: Mode::Live,
+        at: at(0),
+        actor: Actor { kind: "user".into(), id: "usr_1".into(), ip: "::1".into() },
+        action: "mintJoinToken".to_owned(),
+        target: "/v1/cluster/join-tokens".to_owned(),
+        outcome: "succeeded".to_owned(),
+        request_id: RequestId(1),
+        count: 1,
+        hash: [0; 32],
+        previous: [0; 32],
     }
 }
 
@@ -377,35 +484,16 @@ fn an_event_is_in_line_once_and_an_attempt_is_counted_once() {
 #[test]
 fn what_a_change_tells_waits_in_its_group_until_it_was_told() {
     let mut state = organization();
-    let hook = domain::webhook::Webhook {
-        id: HOOK,
-        tenant: TENANT,
-        url: "https://receiver.example".to_owned(),
-        events: vec!["webhook.disabled".to_owned()],
-        active: true,
-        description: String::new(),
-        sealed: vec![],
-        secret_hint: String::new(),
-        previous: None,
-        ordering: domain::webhook::Ordering::None,
-        rate_limit_per_s: None,
-        metadata: BTreeMap::new(),
-        enabled_at: at(0),
-        disabled_at: None,
-        disabled_reason: None,
-        created_at: at(0),
-        updated_at: at(0),
-        revision: 1,
-    };
-    play(&mut state, C::CreateWebhook(Box::new(hook)), 1).expect("made");
+    play(&mut state, C::CreateWebhook(Box::new(hook())), 1).expect("made");
     let disable = || C::DisableWebhook { id: HOOK, reason: "gone".to_owned() };
     play(&mut state, disable(), 2).expect("disabled");
     play(&mut state, disable(), 3).expect("nothing more to do");
-    let waiting = state.outbox.oldest(10);
-    assert_eq!(waiting.len(), 1, "one change, one event");
-    assert_eq!(waiting[0].1.kind, Kind::WebhookDisabled);
-    play(&mut state, C::Told { up_to: waiting[0].0 }, 4).expect("told");
-    assert!(state.outbox.oldest(10).is_empty());
+    let waiting = state.outbox.oldest(10, |_| false);
+    assert_eq!(waiting.events.len(), 1, "one change, one event");
+    assert_eq!(waiting.events[0].1.kind, Kind::WebhookDisabled);
+    let up_to = waiting.up_to.expect("a number");
+    play(&mut state, C::Told { up_to }, 4).expect("told");
+    assert!(state.outbox.oldest(10, |_| false).up_to.is_none());
     let grace = Duration::from_secs(60);
     let rotate = C::RotateApiKey {
         tenant: TENANT,
@@ -419,4 +507,85 @@ fn what_a_change_tells_waits_in_its_group_until_it_was_told() {
     let key = state.api_key(&[1; 32]).expect("the old secret is known still");
     assert!(key.is_good(&[1; 32], at(69)) && !key.is_good(&[1; 32], at(70)));
     assert!(key.is_good(&[9; 32], at(1_000_000)));
+}
+
+#[test]
+fn a_row_of_the_audit_log_is_kept_with_its_change_and_only_with_it() {
+    let mut state = Directory::default();
+    let row = |id| Some(Box::new(audited(id)));
+    let key = || Some(Keyed { hash: [3; 32], fingerprint: [1; 32] });
+    let change = |audit, key| {
+        let token = JoinToken { hash: [1; 32], expires_at: at(100) };
+        Entry { audit, key, ..entry(C::MintJoinToken(Box::new(token)), 1) }
+    };
+    apply(&mut state, &change(row(1), key())).0.result.expect("made");
+    assert!(apply(&mut state, &change(row(2), key())).0.replayed, "the same call again");
+    let refused =
+        Entry { audit: row(3), ..entry(C::DeleteAgent { tenant: TENANT, id: AgentId(9) }, 2) };
+    assert!(apply(&mut state, &refused).0.result.is_err());
+    let waiting = state.outbox.oldest(10, |_| false);
+    assert_eq!(waiting.audited.iter().map(|(_, row)| row.id).collect::<Vec<_>>(), [AuditId(1)]);
+}
+
+#[test]
+fn what_was_ever_written_is_still_readable() {
+    use domain::codec::encode;
+    let data_key = DataKey { sealed: vec![1; 72], master: [7; 8], created_at: at(0) };
+    let application = Application {
+        id: ApplicationId(5),
+        tenant: TENANT,
+        name: "client".to_owned(),
+        redirect_uris: vec!["https://app.example/back".to_owned()],
+        scopes: Scopes::all(),
+        secret_hash: Some([4; 32]),
+        token_seconds: 3600,
+        created_at: at(0),
+    };
+    let secret = Secret {
+        tenant: TENANT,
+        cloud_id: None,
+        name: "TOKEN".to_owned(),
+        sealed: vec![2; 60],
+        version: 3,
+        created_at: at(0),
+        updated_at: at(5),
+    };
+    let key = ApiKey {
+        allowed_ips: Box::new(["203.0.113.0/24".parse().expect("a range")]),
+        agent_ids: Box::new([AgentId(1)]),
+        previous: Some(Box::new(([9; 32], at(60)))),
+        ..key(1, Some("usr_1"))
+    };
+    let mut state = Shard::default();
+    let wanted = vec![(HOOK, event(1))];
+    let enqueue = S::Enqueue { wanted, cause: Cause::Schedule };
+    play(&mut state, enqueue.clone(), 1).expect("in line");
+    let id = id_of(&event(1), HOOK);
+    play(&mut state, tried(id, 5, 500, Some(at(65))), 5).expect("noted");
+    let delivery = state.delivery(HOOK, id).expect("it is there");
+    let mint = C::MintJoinToken(Box::new(JoinToken { hash: [1; 32], expires_at: at(100) }));
+    let audit = Some(Box::new(audited(1)));
+    let (directory, shard) = (read::<Entry<C>>, read::<Entry<S>>);
+    let create = C::CreateApiKey { key: Box::new(key.clone()), answer: vec![1] };
+    hold(
+        "accounts-0.1.txt",
+        &[
+            ("entry mint, audited", encode(&Entry { audit, ..entry(mint, 1) }), directory),
+            ("entry create key", encode(&entry(create, 2)), directory),
+            ("entry enqueue", encode(&entry(enqueue, 3)), shard),
+            ("entry audit", encode(&entry(S::Audit(vec![audited(2)]), 4)), shard),
+            ("row key", encode(&key), read::<ApiKey>),
+            ("row user", encode(&user(1, Role::Owner)), read::<User>),
+            ("row invitation", encode(&invitation()), read::<Invitation>),
+            ("row application", encode(&application), read::<Application>),
+            ("row session", encode(&session()), read::<Session>),
+            ("row code", encode(&code()), read::<Code>),
+            ("row secret", encode(&secret), read::<Secret>),
+            ("row data key", encode(&data_key), read::<DataKey>),
+            ("row webhook", encode(&hook()), read::<Webhook>),
+            ("row delivery", encode(&*delivery), read::<Delivery>),
+            ("row audited", encode(&audited(3)), read::<Audited>),
+            ("row event", encode(&event(2)), read::<Occurrence>),
+        ],
+    );
 }

@@ -1,5 +1,7 @@
 //! Stories of the directory and the shards, and laws that hold for all of them.
 
+mod golden;
+
 use std::collections::BTreeMap;
 
 use domain::{
@@ -21,6 +23,8 @@ use domain::{
 };
 use proptest::prelude::*;
 
+use crate::golden::{hold, read};
+
 const TENANT: Tenant = Tenant { org: OrgId(1), mode: Mode::Live };
 const CLOUD: CloudId = CloudId(7);
 
@@ -29,7 +33,7 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn entry<T>(command: T, seconds: u64) -> Entry<T> {
-    Entry { at: at(seconds), claim: None, key: None, command }
+    Entry::new(at(seconds), command)
 }
 
 fn cloud() -> Cloud {
@@ -573,60 +577,28 @@ fn a_reply_is_the_record_as_of_its_commit() {
     }
 }
 
-/// Entries and rows as this release writes them, by name.
-fn written() -> Vec<(&'static str, Vec<u8>)> {
+#[test]
+fn what_was_ever_written_is_still_readable() {
     use domain::codec::encode;
     let key = Some(Keyed { hash: [1; 32], fingerprint: [2; 32] });
     let claim = Some(Claim { shard: 3, term: 5 });
     let accept = shard::Command::AcceptJob { job: Box::new(job(1)), first: None };
-    vec![
-        ("entry create agent", encode(&entry(C::CreateAgent(Box::new(agent(1, "mail"))), 1))),
-        ("entry redeploy, keyed", encode(&Entry { key, ..entry(redeploy(2), 2) })),
-        ("entry rollout, claimed", encode(&Entry { claim, ..entry(built(2), 3) })),
-        ("entry accept job", encode(&entry(accept, 4))),
-        ("entry finish job", encode(&entry(finish(1, 1, false), 5))),
-        ("row agent", encode(&agent(1, "mail"))),
-        ("row cloud", encode(&cloud())),
-        ("row job", encode(&job(1))),
-    ]
-}
-
-fn readable(name: &str, bytes: &[u8]) -> bool {
-    use domain::codec::decode;
-    match name {
-        "row agent" => decode::<Agent>(bytes).is_ok(),
-        "row cloud" => decode::<Cloud>(bytes).is_ok(),
-        "row job" => decode::<Job>(bytes).is_ok(),
-        "entry accept job" | "entry finish job" => decode::<Entry<shard::Command>>(bytes).is_ok(),
-        _ => decode::<Entry<C>>(bytes).is_ok(),
-    }
-}
-
-/// What a release has written must be readable for ever. `ROOST_BLESS=1` writes the file of a new one.
-#[test]
-fn what_was_ever_written_is_still_readable() {
-    let path =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/release-0.1.txt");
-    if std::env::var_os("ROOST_BLESS").is_some() {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let lines: String =
-            written().iter().map(|(name, bytes)| format!("{name}: {}\n", hex(bytes))).collect();
-        std::fs::write(&path, lines).expect("written");
-    }
-    let golden =
-        std::fs::read_to_string(path).expect("tests/golden/release-0.1.txt is in the repository");
-    let mut count = 0;
-    for line in golden.lines() {
-        let (name, hex) = line.split_once(": ").expect("a name and its bytes");
-        let byte =
-            |place: usize| u8::from_str_radix(&hex[place..place + 2], 16).expect("hexadecimal");
-        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
-        assert!(readable(name, &bytes), "{name} is not readable any more");
-        count += 1;
-    }
-    assert!(count >= 8);
-    assert!(!readable("row agent", &[2, 0x80]), "a later format is not guessed at");
-    assert!(!readable("row agent", &[]));
+    let directory = read::<Entry<C>>;
+    let shard = read::<Entry<shard::Command>>;
+    let create = entry(C::CreateAgent(Box::new(agent(1, "mail"))), 1);
+    hold(
+        "release-0.1.txt",
+        &[
+            ("entry create agent", encode(&create), directory),
+            ("entry redeploy, keyed", encode(&Entry { key, ..entry(redeploy(2), 2) }), directory),
+            ("entry rollout, claimed", encode(&Entry { claim, ..entry(built(2), 3) }), directory),
+            ("entry accept job", encode(&entry(accept, 4)), shard),
+            ("entry finish job", encode(&entry(finish(1, 1, false), 5)), shard),
+            ("row agent", encode(&agent(1, "mail")), read::<Agent>),
+            ("row cloud", encode(&cloud()), read::<Cloud>),
+            ("row job", encode(&job(1)), read::<Job>),
+        ],
+    );
 }
 
 #[test]

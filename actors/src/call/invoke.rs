@@ -56,10 +56,12 @@ impl Service {
     ) -> Result<Answered<Finished>, ServiceError> {
         let Some(key) = key else {
             self.serving(tenant, call.agent_id)?;
+            let _flight = self.world.fly(tenant).await?;
             let output = self.world.invoke(&call).await?;
             return Ok(Answered { value: output.into(), replayed: false });
         };
-        self.invoke_once(tenant, call, key).await
+        // Few calls have a key: what that takes is not every call's to carry.
+        Box::pin(self.invoke_once(tenant, call, key)).await
     }
 
     /// A keyed call: its beginning and its end are committed in the key's shard, so that an equal
@@ -71,9 +73,21 @@ impl Service {
         call: Invocation,
         key: Keyed,
     ) -> Result<Answered<Finished>, ServiceError> {
+        let flight = match self.world.fly(tenant).await {
+            Ok(flight) => Some(flight),
+            // A repetition is answered without another call.
+            Err(reason) => {
+                let shard = self.world.ports.ledger.home(&key.hash);
+                match self.was_seen(shard, Some(&key)).await? {
+                    true => None,
+                    false => return Err(reason.into()),
+                }
+            }
+        };
         let service = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         crate::root::detach(async move {
+            let _flight = flight;
             let _ = sender.send(service.carry_through(tenant, call, key).await);
         });
         let unknown = |_| ServiceError::Ledger(crate::ports::ProposeError::Unknown);
@@ -141,7 +155,8 @@ impl Service {
     /// Calls an agent and gives its events as they come.
     pub async fn stream(&self, tenant: Tenant, call: Invocation) -> Result<Invoked, ServiceError> {
         self.serving(tenant, call.agent_id)?;
-        Ok(self.world.stream(call).await?)
+        let flight = self.world.fly(tenant).await?;
+        Ok(self.world.stream(call, flight).await?)
     }
 }
 

@@ -6,7 +6,7 @@ use domain::{
     AgentId, JobId, NodeId, Rejection, RequestId, Timestamp,
     account::Tenant,
     agent::{Agent, Status},
-    idempotency::{Keyed, Seen},
+    idempotency::Keyed,
     job::{Job, JobStatus, Payload, Retry, Usage},
     shard::{Command, Reply, Shard},
     table::{Order, Table},
@@ -24,6 +24,7 @@ use crate::{
     job::attempt,
     ports::ProposeError,
     root::Thing,
+    route::Serves,
 };
 
 /// A job to be.
@@ -163,11 +164,12 @@ impl Service {
             Err(_) if self.was_seen(shard, key.as_ref()).await? => None,
             Err(reason) => return Err(reason),
         };
+        self.check_queue(tenant, shard, key.as_ref()).await?;
         let new = self.with_kept_input(new).await?;
-        let serving = agent.is_some_and(|agent| agent.is_serving());
+        let agent = agent.filter(|agent| agent.is_serving());
         // A first attempt begins with the job only where its owner is.
-        let owns = self.world.claim(shard).is_some();
-        let slot = if serving && owns { self.world.routes.try_take(new.agent_id) } else { None };
+        let agent = agent.filter(|_| self.world.claim(shard).is_some());
+        let slot = agent.and_then(|agent| self.world.routes.try_take(agent.id, Serves::by(&agent)));
         let first = slot.as_ref().map(|slot| attempt(&self.world, Some(slot)));
         let parked = Parked { service: self, id };
         if let Some(slot) = slot {
@@ -214,7 +216,11 @@ impl Service {
         }
     }
 
-    async fn was_seen(&self, shard: u16, key: Option<&Keyed>) -> Result<bool, ServiceError> {
+    pub(super) async fn was_seen(
+        &self,
+        shard: u16,
+        key: Option<&Keyed>,
+    ) -> Result<bool, ServiceError> {
         let Some(key) = key else { return Ok(false) };
         if self.world.ports.ledger.has_shard(shard) {
             return self.was_seen_here(shard, key).await;
@@ -233,7 +239,7 @@ impl Service {
     ) -> Result<bool, ServiceError> {
         self.world.ports.ledger.refresh_shard(shard).await?;
         let state = self.world.ports.ledger.shard(shard).read();
-        Ok(!matches!(state.keys.seen::<Reply>(key, self.world.now()), Seen::Never))
+        Ok(state.keys.knows(key, self.world.now()))
     }
 
     fn job_of(&self, id: JobId, tenant: Tenant, new: NewJob) -> Job {

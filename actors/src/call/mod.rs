@@ -3,10 +3,12 @@
 //! answered with plain records.
 
 mod agents;
+pub mod auditing;
 mod consistency;
 pub(crate) mod invoke;
 mod jobs;
 mod observe;
+mod queued;
 mod records;
 mod sessions;
 pub mod uploads;
@@ -16,7 +18,7 @@ mod webhooks;
 use std::sync::Arc;
 
 use domain::{
-    Rejection,
+    OrgId, Rejection,
     directory::{self, Directory},
     idempotency::Keyed,
 };
@@ -25,6 +27,7 @@ pub use consistency::Consistency;
 pub use invoke::{Finished, Invoked};
 pub use jobs::{JobFilter, JobTexts, JobsWanted, NewJob};
 pub use observe::{AgentFigures, MetricsRange};
+pub use queued::Queues;
 pub use records::{AuditWanted, DeliveriesWanted, EventsWanted, Records, RecordsWanted};
 pub use webhooks::Recovery;
 
@@ -32,6 +35,7 @@ use crate::{
     invocation::CallError,
     payload::PayloadError,
     ports::{BlobError, ProposeError, Replica},
+    seal::Sealer,
     world::World,
 };
 
@@ -98,13 +102,30 @@ impl Service {
         Ok(self.world.directory())
     }
 
+    /// What an organization's secrets are sealed with.
+    pub async fn sealer(&self, org: OrgId) -> Result<Arc<Sealer>, ServiceError> {
+        Ok(self.world.sealer(org).await?)
+    }
+
+    /// Whether a change of the directory came before under this key: what it needed then may be gone.
+    pub async fn is_repeat(&self, key: Option<&Keyed>) -> Result<bool, ServiceError> {
+        let Some(key) = key else { return Ok(false) };
+        let directory = self.directory().await?.read();
+        Ok(directory.keys.knows(key, self.world.now()))
+    }
+
     /// A change of the directory.
     pub async fn change(
         &self,
         command: directory::Command,
         key: Option<Keyed>,
     ) -> Result<Answered<directory::Reply>, ServiceError> {
-        let answer = self.world.ask(command, key).await?;
+        let audit = auditing::take();
+        let answer = self.world.ask_audited(command, key, audit.clone()).await;
+        if !answer.as_ref().is_ok_and(|answer| answer.result.is_ok() && !answer.replayed) {
+            auditing::put_back(audit);
+        }
+        let answer = answer?;
         Ok(Answered { value: answer.result?, replayed: answer.replayed })
     }
 }

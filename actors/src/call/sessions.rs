@@ -71,7 +71,10 @@ impl Service {
     }
 
     /// No node takes an access token of this session any more.
-    async fn end_tokens(&self, id: SessionId) -> Result<(), ServiceError> {
+    pub async fn end_tokens(&self, id: SessionId) -> Result<(), ServiceError> {
+        if self.world.directory().read().ended_sessions.contains(&id) {
+            return Ok(());
+        }
         let ended = directory::Command::EndSession(id);
         self.world.ask(ended, None).await?.result?;
         Ok(())

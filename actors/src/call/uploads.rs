@@ -25,6 +25,17 @@ impl Service {
         Ok(Answered { value: uploaded(id, answer.value)?, replayed: answer.replayed })
     }
 
+    /// Takes an upload whose bytes come with it; durable on return. If they are refused there is no upload.
+    pub async fn take_upload(
+        &self,
+        upload: Upload,
+        bytes: ByteStream,
+    ) -> Result<Upload, ServiceError> {
+        let received = self.world.ports.blobs.receive(bytes, ARCHIVE_BYTES_MAX).await?;
+        let upload = Upload { received: Some(received), ..upload };
+        Ok(self.create_upload(upload, None).await?.value)
+    }
+
     /// Takes the bytes of an announced upload; durable on return.
     pub async fn receive_upload(
         &self,

@@ -1,8 +1,10 @@
 //! Organizations, people, keys, secrets and applications on the wire.
 
+use std::num::NonZeroU32;
+
 use domain::{
     account::{ApiKey, Application, Invitation, Organization, Role, Tier, User},
-    audit::Audited,
+    audit::{Audited, hexadecimal},
     secret::Secret,
 };
 use poem_openapi::{Enum, Object};
@@ -165,6 +167,8 @@ pub struct ApiKeyBody {
     pub agent_ids: Vec<String>,
     /// Until when it is good.
     pub expires_at: Option<String>,
+    /// Calls that it may make a minute, beside what its organization may.
+    pub rate_limit: Option<u32>,
     /// When it was last used, to the minute.
     pub last_used_at: Option<String>,
     /// From which address.
@@ -192,20 +196,21 @@ impl ApiKeyBody {
         let is_live = key.tenant.mode.is_live();
         Self {
             id: key.id.to_string(),
-            name: key.name.clone(),
+            name: key.name.to_string(),
             mode: if is_live { "live" } else { "test" }.to_owned(),
             scopes: key.scopes.to_vec(),
             prefix: if is_live { "ic_live_" } else { "ic_test_" }.to_owned(),
-            last4: key.last4.clone(),
+            last4: key.last4.to_string(),
             allowed_ips: key.allowed_ips.iter().map(ToString::to_string).collect(),
             agent_ids: key.agent_ids.iter().map(ToString::to_string).collect(),
             expires_at: key.expires_at.map(|at| at.to_string()),
+            rate_limit: key.rate_limit.map(NonZeroU32::get),
             last_used_at: key.last_used.as_ref().map(|used| used.at.to_string()),
             last_used_ip: key.last_used.as_ref().map(|used| used.ip.clone()),
-            created_by: key.created_by.clone(),
+            created_by: key.created_by.as_deref().map(str::to_owned),
             created_at: key.created_at.to_string(),
             updated_at: key.updated_at.max(key.created_at).to_string(),
-            previous_expires_at: key.previous.map(|(_, until)| until.to_string()),
+            previous_expires_at: key.previous.as_ref().map(|kept| kept.1.to_string()),
             livemode: is_live,
             etag: format!("\"{}\"", key.revision),
             key: None,
@@ -217,7 +222,11 @@ impl ApiKeyBody {
 #[derive(Clone, Debug, Object)]
 pub struct CreateApiKey {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: String,
     /// Live or test; that of the caller's credentials if left out.
     pub mode: Option<ModeBody>,
@@ -232,13 +241,20 @@ pub struct CreateApiKey {
     pub agent_ids: Option<Vec<String>>,
     /// Until when it is good (RFC 3339); until revoked if left out.
     pub expires_at: Option<String>,
+    /// Calls that it may make a minute; as many as the organization if left out.
+    #[oai(validator(minimum(value = "1"), maximum(value = "1000000")))]
+    pub rate_limit: Option<u32>,
 }
 
 /// Change an API key: a JSON merge patch (RFC 7396).
 #[derive(Clone, Debug, Object)]
 pub struct UpdateApiKey {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: Option<String>,
     /// What it may do.
     #[oai(validator(max_items = 20))]
@@ -251,6 +267,9 @@ pub struct UpdateApiKey {
     pub agent_ids: Option<Vec<String>>,
     /// Until when it is good; `null` for until revoked.
     pub expires_at: Option<String>,
+    /// Calls that it may make a minute; `null` for as many as the organization.
+    #[oai(validator(minimum(value = "1"), maximum(value = "1000000")))]
+    pub rate_limit: Option<u32>,
 }
 
 /// Give an API key another secret.
@@ -305,7 +324,11 @@ impl UserBody {
 #[derive(Clone, Debug, Object)]
 pub struct UpdateUser {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: Option<String>,
     /// What they may do. Only owners make and change owners.
     pub role: Option<RoleBody>,
@@ -334,7 +357,11 @@ pub struct AcceptInvitation {
     #[oai(validator(min_length = 1, max_length = 256))]
     pub password: String,
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: Option<String>,
 }
 
@@ -411,7 +438,11 @@ impl OrganizationBody {
 #[derive(Clone, Object)]
 pub struct CreateOrganization {
     /// Unique, shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: String,
     /// How much it may ask for: the setting `rate_limit.default_tier` if left out.
     pub tier: Option<TierBody>,
@@ -427,7 +458,11 @@ pub struct CreateOrganization {
 #[derive(Clone, Debug, Object)]
 pub struct UpdateOrganization {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: Option<String>,
     /// How much it may ask for.
     pub tier: Option<TierBody>,
@@ -516,7 +551,11 @@ impl ApplicationBody {
 #[derive(Clone, Debug, Object)]
 pub struct CreateApplication {
     /// Shown to people who are asked to let it in.
-    #[oai(validator(min_length = 1, max_length = 100))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub name: String,
     /// Where people are sent back to: `https` addresses without a fragment, or `http` on a loopback
     /// address. Compared exactly.
@@ -633,8 +672,13 @@ pub struct AuditBody {
     pub request_id: String,
     /// How many alike in that second; more than one only for refused calls.
     pub count: u64,
-    /// SHA-256 over this row and the one before it, in hexadecimal.
+    /// SHA-256 in hexadecimal of these values, a line each and no line end behind the last: `previous_hash`,
+    /// `id`, `created_at`, `livemode`, the actor's `type`, `id` and `ip`, `action`, `target`, `outcome`,
+    /// `request_id`, `count`.
     pub hash: String,
+    /// `hash` of the row that was written before this one in the organization's log, live or test; zeros for the
+    /// first. Rows are listed by their time, which may be another order.
+    pub previous_hash: String,
     /// Live or test.
     pub livemode: bool,
 }
@@ -655,7 +699,8 @@ impl AuditBody {
             outcome: row.outcome.clone(),
             request_id: row.request_id.to_string(),
             count: row.count,
-            hash: row.hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+            hash: hexadecimal(&row.hash),
+            previous_hash: hexadecimal(&row.previous),
             livemode: row.mode.is_live(),
         }
     }

@@ -214,7 +214,11 @@ pub struct CreateAgent {
     ))]
     pub name: String,
     /// Shown to people; the name if left out.
-    #[oai(validator(min_length = 1, max_length = 255))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub display_name: Option<String>,
     /// The cloud to deploy to.
     #[oai(validator(max_length = 64))]
@@ -261,7 +265,11 @@ impl poem_openapi::types::Example for CreateAgent {
 #[derive(Clone, Debug, Object)]
 pub struct UpdateAgent {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 255))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub display_name: Option<String>,
     /// A new source makes a new version.
     pub source: Option<SourceRequest>,

@@ -48,7 +48,11 @@ pub struct CreateCloud {
     ))]
     pub name: String,
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 255))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub display_name: Option<String>,
     /// `local` if left out.
     #[oai(validator(min_length = 1, max_length = 63))]
@@ -65,7 +69,11 @@ pub struct CreateCloud {
 #[derive(Clone, Debug, Object)]
 pub struct UpdateCloud {
     /// Shown to people.
-    #[oai(validator(min_length = 1, max_length = 255))]
+    #[oai(validator(
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F][^\x00-\x1F\x7F]*$"
+    ))]
     pub display_name: Option<String>,
     /// Most agents and instances.
     pub limits: Option<CloudLimitsBody>,

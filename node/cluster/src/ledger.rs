@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -30,7 +30,7 @@ use crate::{
     raft::{
         answer::AnyGroup,
         disk,
-        group::{Export, Group, LeaderHint, Shared, Timeouts, View},
+        group::{Export, Group, LeaderHint, Shared, Snapshots, Timeouts, View},
         log::{LogFigures, LogFile},
         members::Wanted,
         network::unpack,
@@ -45,6 +45,9 @@ const TEND_EVERY: Duration = Duration::from_secs(1);
 const RECONCILE_EVERY: Duration = Duration::from_millis(300);
 /// How long one attempt to take a shard over may last before the leadership is looked at again.
 const TAKE_WITHIN: Duration = Duration::from_secs(2);
+/// A node that is out is needed for as long after a leader's last word.
+const NEEDED_FOR: Duration = Duration::from_secs(5);
+
 /// How a node's ledger is set up.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -60,6 +63,30 @@ pub struct Settings {
     pub write_deadline: Duration,
     /// Beats and elections.
     pub timeouts: Timeouts,
+    /// When logs are cut.
+    pub snapshots: Snapshots,
+    /// Where chance begins.
+    pub seed: u64,
+}
+
+/// What a node keeps of its groups.
+pub struct Storage {
+    /// Their logs.
+    pub log: Arc<LogFile>,
+    /// Their tables.
+    pub state: Arc<StateFile>,
+    /// The folder where snapshots arrive.
+    pub incoming: PathBuf,
+}
+
+impl Storage {
+    /// Opens those below `folder`, and looks through them for damage now and then.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        let log = LogFile::start(disk::open(&folder.join("raft.redb"))?)?;
+        let state = StateFile::start(disk::open(&folder.join("state.redb"))?)?;
+        scrub::start(vec![Arc::clone(&log) as _, Arc::clone(&state) as _])?;
+        Ok(Self { log, state, incoming: folder.join("snapshots") })
+    }
 }
 
 /// The directory group and all shard groups of this node.
@@ -85,24 +112,25 @@ struct Plan {
 }
 
 impl RaftLedger {
-    /// Opens all groups below `folder`.
+    /// Opens all groups that are kept there.
     pub async fn open(
-        folder: &Path,
+        storage: Storage,
         settings: Settings,
         observer: Arc<dyn Observer>,
         peers: Arc<PeerClient>,
     ) -> io::Result<Arc<Self>> {
-        let Settings { node_id, node, shards, founds, write_deadline, timeouts } = settings;
+        let Settings { node_id, node, shards, founds, write_deadline, .. } = settings;
         let shared = Shared {
             node,
-            log: LogFile::start(disk::open(&folder.join("raft.redb"))?)?,
-            state: StateFile::start(disk::open(&folder.join("state.redb"))?)?,
+            log: storage.log,
+            state: storage.state,
             peers,
-            incoming: folder.join("snapshots"),
-            timeouts,
+            incoming: storage.incoming,
+            timeouts: settings.timeouts,
             deadline: write_deadline,
+            snapshots: settings.snapshots,
+            seed: settings.seed,
         };
-        scrub::start(vec![Arc::clone(&shared.log) as _, Arc::clone(&shared.state) as _])?;
         let _ = std::fs::remove_dir_all(&shared.incoming);
         let founds = founds.as_deref();
         let hears = Arc::clone(&observer);
@@ -224,7 +252,7 @@ impl RaftLedger {
         self.group(shard).refresh().await?;
         let claim = Some(Claim { shard, term });
         let command = directory::Command::Lead { node: self.node_id };
-        let entry = Entry { at: Timestamp::default(), claim, key: None, command };
+        let entry = Entry { claim, ..Entry::new(Timestamp::default(), command) };
         self.directory.propose(&entry, None).await?.result?;
         tracing::info!(shard, term, "this node owns the shard");
         Ok(())
@@ -332,6 +360,17 @@ impl RaftLedger {
         Contact { knows_leaders: last.is_some_and(|last| last <= lately), last }
     }
 
+    /// Whether a group counts on this node's vote, and its leader on this node's answers.
+    pub fn is_needed(&self) -> bool {
+        let number = self.shared.node;
+        let here = self.shards.iter().map(|group| (group.view(), group.heard()));
+        let mut all = std::iter::once((self.directory.view(), self.directory.heard())).chain(here);
+        all.any(|(view, heard)| {
+            let is_led = heard.is_some_and(|heard| heard <= NEEDED_FOR);
+            view.voters.contains(&number) && is_led
+        })
+    }
+
     /// What is measured of the two files.
     pub fn figures(&self) -> (LogFigures, StateFigures) {
         (self.shared.log.figures(), self.shared.state.figures())
@@ -340,11 +379,6 @@ impl RaftLedger {
     /// This node.
     pub fn node_id(&self) -> NodeId {
         self.node_id
-    }
-
-    /// Whether this node leads the directory.
-    pub fn leads_directory(&self) -> bool {
-        self.directory.leading_term().is_some()
     }
 
     /// The group with this number, for peers.
@@ -385,7 +419,8 @@ impl RaftLedger {
             return Err(io::Error::other(format!("status {}", answer.status())));
         }
         let parts = answer.into_body().into_data_stream().map_err(io::Error::other);
-        let (head, rows) = received::receive(&self.shared.incoming, parts).await?;
+        let (head, rows) =
+            received::receive(&self.shared.incoming, parts, self.shared.state.scribe()).await?;
         let (term, index) = unpack(&head).map_err(io::Error::other)?;
         Ok(Export { term, index, rows: StateSnapshot::received(rows) })
     }
@@ -465,5 +500,9 @@ impl Ledger for RaftLedger {
 
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>> {
         self.leading.subscribe()
+    }
+
+    fn leads_directory(&self) -> bool {
+        self.directory.leading_term().is_some()
     }
 }

@@ -14,4 +14,4 @@ pub mod peer;
 pub mod placement;
 pub mod raft;
 
-pub use ledger::{RaftLedger, Settings};
+pub use ledger::{RaftLedger, Settings, Storage};

@@ -19,6 +19,9 @@ use tokio::io::AsyncWriteExt as _;
 use super::system::random_bytes;
 use crate::hex;
 
+/// Bytes that are checked at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
 /// Blobs below a folder.
 pub struct FolderBlobs {
     folder: PathBuf,
@@ -40,6 +43,32 @@ impl FolderBlobs {
     /// Where the bytes of this name are, or would be.
     pub fn path(&self, sha256: &str) -> PathBuf {
         self.folder.join(&sha256[..2.min(sha256.len())]).join(sha256)
+    }
+
+    /// Whether the bytes of this name are what the name says; others are put aside, where a sweep takes them.
+    pub async fn is_whole(&self, sha256: &str) -> io::Result<bool> {
+        let (path, name) = (self.path(sha256), sha256.to_owned());
+        let checked = tokio::task::spawn_blocking(move || {
+            let (mut file, mut digest) = (fs::File::open(&path)?, Sha256::new());
+            let mut piece = vec![0; PIECE_BYTES];
+            loop {
+                let length = io::Read::read(&mut file, &mut piece)?;
+                if length == 0 {
+                    break;
+                }
+                digest.update(&piece[..length]);
+            }
+            let is_whole = hex(&digest.finalize()) == name;
+            if !is_whole {
+                tracing::error!(
+                    blob = name,
+                    "a blob on this disk is not what was stored; it is put aside"
+                );
+                fs::rename(&path, path.with_extension("wrong"))?;
+            }
+            Ok(is_whole)
+        });
+        checked.await.map_err(io::Error::other).flatten()
     }
 
     async fn keep(&self, mut bytes: ByteStream, max: u64) -> Result<Received, BlobError> {
@@ -152,6 +181,11 @@ impl Blobs for FolderBlobs {
             rustix::fs::utimensat(rustix::fs::CWD, &path, &now, flags).is_ok()
         });
         async move { touched.await.unwrap_or_default() }.boxed()
+    }
+
+    /// One node has no others.
+    fn keep_copies(&self, _: BTreeSet<String>) -> BoxFuture<'_, u64> {
+        async { 0 }.boxed()
     }
 
     fn sweep(&self, needed: BTreeSet<String>, grace: Duration) -> BoxFuture<'_, u64> {

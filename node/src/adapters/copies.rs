@@ -1,10 +1,11 @@
 //! Bulk on more than one node: what is received here is acknowledged when another node has it too,
-//! and what is not here is fetched from whoever has it.
+//! and what is not here is fetched from whoever has it. Every blob has two nodes that should hold it; whoever has
+//! one sees to it that they do, so when a node goes another one takes its part.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -12,9 +13,10 @@ use actors::ports::{BlobError, Blobs, ByteStream};
 use bytes::Bytes;
 use domain::{NodeId, upload::Received};
 use futures::{FutureExt as _, TryStreamExt as _, future::BoxFuture, stream};
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt as _;
 
 use super::{blobs::FolderBlobs, peers::NodePeers};
@@ -23,6 +25,10 @@ use super::{blobs::FolderBlobs, peers::NodePeers};
 pub const BLOBS_PATH: &str = "/blobs/";
 /// Bytes read from disk at once.
 const PIECE_BYTES: usize = 256 * 1024;
+/// Nodes that have a blob.
+const HOLDERS: usize = 2;
+/// How long a node may take to say whether it has a blob.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How long one copy may take.
 const COPY_WITHIN: Duration = Duration::from_secs(120);
 
@@ -31,12 +37,20 @@ pub struct CopiedBlobs {
     /// Those of this node.
     pub local: Arc<FolderBlobs>,
     peers: OnceLock<Arc<NodePeers>>,
+    known: Mutex<Known>,
+}
+
+/// Who was found to have what, as long as the same nodes are there.
+#[derive(Default)]
+struct Known {
+    nodes: Vec<NodeId>,
+    holders: BTreeMap<String, BTreeSet<NodeId>>,
 }
 
 impl CopiedBlobs {
     /// Over the blobs of this node.
     pub fn new(local: Arc<FolderBlobs>) -> Arc<Self> {
-        Arc::new(Self { local, peers: OnceLock::new() })
+        Arc::new(Self { local, peers: OnceLock::new(), known: Mutex::default() })
     }
 
     /// From now on there are others.
@@ -49,6 +63,19 @@ impl CopiedBlobs {
         if self.local.path(sha256).exists() {
             return true;
         }
+        self.fetch_from_others(sha256).await
+    }
+
+    /// Makes sure that a blob is here and is what it was; whether it is.
+    pub async fn fetch_whole(&self, sha256: &str) -> io::Result<bool> {
+        if self.local.path(sha256).exists() && self.local.is_whole(sha256).await? {
+            return Ok(true);
+        }
+        // What arrives is checked on its way.
+        Ok(self.fetch_from_others(sha256).await)
+    }
+
+    async fn fetch_from_others(&self, sha256: &str) -> bool {
         let Some(peers) = self.peers.get() else { return false };
         for node in peers.others() {
             match tokio::time::timeout(COPY_WITHIN, self.fetch_from(peers, node, sha256)).await {
@@ -74,7 +101,10 @@ impl CopiedBlobs {
         let Some(peers) = self.peers.get().filter(|peers| peers.has_others()) else {
             return Ok(());
         };
-        for node in peers.others() {
+        let mut others = ranked(peers.others(), &received.sha256);
+        // Who is on its way out would have to hand it on.
+        others.sort_by_key(|node| !peers.stays(*node));
+        for node in others {
             let copied = self.copy_to(peers, node, &received.sha256);
             match tokio::time::timeout(COPY_WITHIN, copied).await {
                 Ok(Ok(())) => return Ok(()),
@@ -83,6 +113,64 @@ impl CopiedBlobs {
             }
         }
         Err(BlobError::NoCopy)
+    }
+
+    /// The nodes that should have a blob, the same from wherever one looks.
+    fn holders(&self, peers: &NodePeers, sha256: &str) -> Vec<NodeId> {
+        let mut all = peers.others();
+        all.push(peers.ledger.node_id());
+        all.retain(|node| peers.stays(*node));
+        let mut all = ranked(all, sha256);
+        all.truncate(HOLDERS);
+        all
+    }
+
+    /// Whether a node has a blob, by its own word or since it was told lately.
+    async fn has(&self, peers: &NodePeers, node: NodeId, sha256: &str) -> bool {
+        {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let nodes = peers.others();
+            if known.nodes != nodes {
+                *known = Known { nodes, ..Known::default() };
+            }
+            if known.holders.get(sha256).is_some_and(|holders| holders.contains(&node)) {
+                return true;
+            }
+        }
+        let path = format!("{BLOBS_PATH}{sha256}");
+        let asked = peers.send_bare(node, Method::HEAD, &path);
+        let has = match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+            Ok(Ok(answer)) => answer.status() == StatusCode::OK,
+            Ok(Err(_)) | Err(_) => false,
+        };
+        if has {
+            self.note(node, sha256);
+        }
+        has
+    }
+
+    fn note(&self, node: NodeId, sha256: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.holders.entry(sha256.to_owned()).or_default().insert(node);
+    }
+
+    /// Gives a copy to every node that should have one and has none; how many still have none.
+    async fn spread(&self, peers: &NodePeers, sha256: &str) -> u64 {
+        let mut missing = 0;
+        for node in self.holders(peers, sha256) {
+            if node == peers.ledger.node_id() || self.has(peers, node, sha256).await {
+                continue;
+            }
+            match tokio::time::timeout(COPY_WITHIN, self.copy_to(peers, node, sha256)).await {
+                Ok(Ok(())) => self.note(node, sha256),
+                Ok(Err(error)) => {
+                    tracing::info!(%node, %error, "a copy was not taken");
+                    missing += 1;
+                }
+                Err(_) => missing += 1,
+            }
+        }
+        missing
     }
 
     async fn copy_to(&self, peers: &NodePeers, node: NodeId, sha256: &str) -> io::Result<()> {
@@ -106,6 +194,14 @@ impl CopiedBlobs {
     {
         pieces(&self.local.path(sha256)).await
     }
+}
+
+/// Nodes in the order in which they are to have a blob (rendezvous hashing).
+fn ranked(mut nodes: Vec<NodeId>, sha256: &str) -> Vec<NodeId> {
+    nodes.sort_by_cached_key(|node| -> [u8; 32] {
+        Sha256::new().chain_update(sha256).chain_update(node.0.to_be_bytes()).finalize().into()
+    });
+    nodes
 }
 
 /// A file, piece by piece; `None` if it is not there.
@@ -137,7 +233,7 @@ impl Blobs for CopiedBlobs {
     fn read(&self, sha256: &str) -> BoxFuture<'_, io::Result<Option<Bytes>>> {
         let sha256 = sha256.to_owned();
         async move {
-            if !self.fetch(&sha256).await {
+            if !self.fetch_whole(&sha256).await? {
                 return Ok(None);
             }
             self.local.read(&sha256).await
@@ -148,6 +244,20 @@ impl Blobs for CopiedBlobs {
     fn touch(&self, sha256: &str) -> BoxFuture<'_, bool> {
         let sha256 = sha256.to_owned();
         async move { self.fetch(&sha256).await && self.local.touch(&sha256).await }.boxed()
+    }
+
+    fn keep_copies(&self, needed: BTreeSet<String>) -> BoxFuture<'_, u64> {
+        async move {
+            let Some(peers) = self.peers.get().filter(|peers| peers.has_others()) else { return 0 };
+            let mut missing = 0;
+            for sha256 in needed {
+                if self.local.path(&sha256).exists() {
+                    missing += self.spread(peers, &sha256).await;
+                }
+            }
+            missing
+        }
+        .boxed()
     }
 
     fn sweep(&self, needed: BTreeSet<String>, grace: Duration) -> BoxFuture<'_, u64> {

@@ -119,7 +119,7 @@ fn refusal() -> Vec<u8> {
         r#"{{"success":false,"error":{{"code":"HTTPS_REQUIRED","message":"this port speaks HTTPS only; use https:// in the address","details":{{}}}},"meta":{{"request_id":"{request_id}","timestamp":"{now}"}}}}"#
     );
     format!(
-        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json; charset=utf-8\r\n\
+        "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json; charset=utf-8\r\nx-request-id: {request_id}\r\n\
          content-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     )

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use actors::ports::{ByteStream, PeerError, PeerRequest, PeerResponse, Peers};
+use actors::ports::{ByteStream, Ledger as _, PeerError, PeerRequest, PeerResponse, Peers};
 use bytes::Bytes;
 use cluster::{
     RaftLedger,
@@ -12,11 +12,15 @@ use cluster::{
         client::{CallError, PeerClient},
     },
 };
-use domain::NodeId;
+use domain::{NodeId, node::NodeStatus};
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 
+use crate::host::{OPERATE_PATH, Operation};
+
+/// How long another node may take to do what an operator wants of all.
+const OPERATED_WITHIN: Duration = Duration::from_secs(10);
 /// Where actors of other nodes are asked.
 pub const ASK_PATH: &str = "/ask";
 
@@ -44,6 +48,12 @@ impl NodePeers {
         others.map(|(id, _)| id).collect()
     }
 
+    /// Whether a node is to stay: it is no member that drains or is taken for dead.
+    pub fn stays(&self, node: NodeId) -> bool {
+        let known = self.ledger.directory().read().nodes.get(&node);
+        known.is_some_and(|node| node.status == NodeStatus::Active)
+    }
+
     /// Whether there are other members, be they silent.
     pub fn has_others(&self) -> bool {
         self.ledger.numbers().keys().any(|id| *id != self.ledger.node_id())
@@ -55,6 +65,24 @@ impl NodePeers {
         let found = response.status() == StatusCode::OK;
         let bytes = response.into_body().into_data_stream().map_err(io::Error::other);
         Ok(found.then(|| bytes.boxed()))
+    }
+
+    /// Asks another node as an operator would.
+    pub async fn operate(&self, node: NodeId, operation: &Operation) -> Result<Bytes, PeerError> {
+        let question = Bytes::from(serde_json::to_vec(operation).unwrap_or_default());
+        self.call(node, OPERATE_PATH, question, OPERATED_WITHIN).await
+    }
+
+    async fn call(
+        &self,
+        node: NodeId,
+        path: &str,
+        question: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, PeerError> {
+        let number = self.number(node)?;
+        let answer = self.client.call(number, Class::Calls, path, question, within).await;
+        answer.map_err(explained)
     }
 
     /// Sends a request without a body.
@@ -103,12 +131,7 @@ impl Peers for NodePeers {
         question: Bytes,
         within: Duration,
     ) -> BoxFuture<'_, Result<Bytes, PeerError>> {
-        async move {
-            let number = self.number(node)?;
-            let answer = self.client.call(number, Class::Calls, ASK_PATH, question, within).await;
-            answer.map_err(explained)
-        }
-        .boxed()
+        self.call(node, ASK_PATH, question, within).boxed()
     }
 
     fn pass(

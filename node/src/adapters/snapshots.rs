@@ -29,7 +29,7 @@ use super::{
     peers::NodePeers,
     system::{SystemClock, SystemDice},
 };
-use crate::hex;
+use crate::{hex, keys::Keys};
 
 /// Where backups are on a node's peer port; an id may follow.
 pub const SNAPSHOTS_PATH: &str = "/snapshots/";
@@ -48,8 +48,8 @@ pub struct Sources {
     pub runtime: Arc<LocalRuntime>,
     /// The other nodes.
     pub peers: Arc<NodePeers>,
-    /// Tells whether keys are those of the cluster.
-    pub keys: String,
+    /// The keys of the cluster.
+    pub keys: Keys,
 }
 
 /// The backups of one node.
@@ -162,6 +162,7 @@ impl Backups {
         let world = self.world.get().and_then(Weak::upgrade).context("the node is starting")?;
         let ledger = &self.sources.ledger;
         let shards = actors::ports::Ledger::shards(&**ledger);
+        let before = world.directory().read().master_key();
         let part = self.path(record.id).with_extension("part");
         let mut writer = Writer::create(&part).context("the file of the backup")?;
         for number in 0..=shards {
@@ -169,12 +170,16 @@ impl Backups {
             let export = export.with_context(|| format!("group {number} can't be read"))?;
             writer = blocking(move || writer.group(number, &export).map(|()| writer)).await?;
         }
+        let after = world.directory().read().master_key();
+        let master = after.filter(|_| after == before).context(
+            "the master key was changed meanwhile, or there is none yet; begin another backup",
+        )?;
         let mut manifest = Manifest::new(
             record.id,
             record.created_at,
             record.node_id,
             shards,
-            self.sources.keys.clone(),
+            self.sources.keys.fingerprint(master),
         );
         writer = self.add_blobs(writer, &world, &mut manifest).await?;
         writer = self.add_images(writer, &world, &mut manifest).await?;

@@ -26,7 +26,7 @@ impl Fetcher {
         match source {
             Source::Upload { upload_id, sha256 } => {
                 log(Channel::Stdout, format!("unpacking {upload_id}"));
-                if !self.blobs.fetch(sha256).await {
+                if !self.blobs.fetch_whole(sha256).await.unwrap_or_default() {
                     return Err(build_failed(
                         "the uploaded archive is gone; upload it again".to_owned(),
                     ));

@@ -76,7 +76,7 @@ impl ClusterView for NodeView {
             let expires_at = at.plus(GOOD_FOR);
             let kept = Box::new(JoinToken { hash: token.hash(), expires_at });
             let command = Command::MintJoinToken(kept);
-            let entry = Entry { at, claim: None, key: None, command };
+            let entry = Entry::new(at, command);
             self.ledger.change_directory(entry).await?.result?;
             let own = self.ledger.directory().read().nodes.get(&self.ledger.node_id());
             let address = own.map(|node| node.facts.peer_address.clone()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What the platform adds: figures of one run on one machine, beside peers, so that ratios mean
 //! something.
 //!
-//! `cargo build --release && cargo bench -p tests --bench node`. The agent is a static echo server
+//! `cargo build --release && cargo bench -p tests --bench node`, with ` -- keys` for that part alone. The agent is a static echo server
 //! compiled on the spot, so what is measured is the way to it. Client, node, agent and peers share
 //! the machine's cores.
 
@@ -9,6 +9,7 @@
 
 mod calls;
 mod hooks;
+mod keys;
 mod many;
 mod work;
 
@@ -33,6 +34,10 @@ async fn deployed(me: &Customer) -> String {
 
 #[tokio::main]
 async fn main() {
+    if std::env::args().any(|argument| argument == "keys") {
+        keys::logins().await;
+        return keys::many().await;
+    }
     let began = Instant::now();
     let node = Node::start();
     println!("dev ready after {} ms", began.elapsed().as_millis());
@@ -57,5 +62,7 @@ async fn main() {
     drop(node);
     hooks::deliveries(etcd).await;
     hooks::waiting().await;
+    keys::logins().await;
+    keys::many().await;
     many::many(&mut Node::start()).await;
 }

@@ -112,9 +112,13 @@ async fn jobs_are_one_list(cluster: &Cluster, id: &str) {
 async fn logs_and_metrics_are_whole(cluster: &Cluster, id: &str) {
     for node in 0..3 {
         let me = cluster.customer(node);
-        let lines =
-            me.get(&format!("/v1/agents/{id}/logs?tail=1000&stream=stdout")).await.data(200);
-        let lines = lines["items"].as_array().expect("a list").clone();
+        // An answer does not wait for what its instance has printed.
+        let lines = eventually("each line is there", Duration::from_secs(10), async || {
+            let path = format!("/v1/agents/{id}/logs?tail=1000&stream=stdout");
+            let lines = me.get(&path).await.data(200)["items"].as_array().expect("a list").clone();
+            if lines.len() < 36 + 9 { Err(lines.len().to_string()) } else { Ok(lines) }
+        })
+        .await;
         let nodes: BTreeSet<&str> =
             lines.iter().filter_map(|line| line["node_id"].as_str()).collect();
         assert_eq!(nodes.len(), 3, "lines of every node");

@@ -98,6 +98,85 @@ async fn a_single_node_grows_into_a_cluster_and_keeps_everything() {
     .await;
 }
 
+/// Changes of clouds, many at once: `(how many, characters of each note, notes of each)`.
+async fn change_clouds(
+    me: &Customer,
+    clouds: &[String],
+    (count, chars, notes): (usize, usize, usize),
+) {
+    let next = AtomicUsize::new(0);
+    let one = async || {
+        loop {
+            let number = next.fetch_add(1, Relaxed);
+            if number >= count {
+                return;
+            }
+            let text = format!("{number:0>chars$}");
+            let metadata: serde_json::Map<String, Value> =
+                (0..notes).map(|note| (format!("note-{note}"), json!(text))).collect();
+            let path = &clouds[number % clouds.len()];
+            me.patch(path, &json!({ "metadata": metadata })).await.data(200);
+        }
+    };
+    futures::future::join_all((0..32).map(|_| one())).await;
+}
+
+/// The clouds as a node has them.
+async fn clouds_at(me: &Customer) -> Value {
+    me.get("/v1/clouds?limit=100&consistency=stale").await.data(200)["items"].clone()
+}
+
+/// The log is cut behind a snapshot, so whoever joins or comes back late is sent that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_come_late_are_sent_a_snapshot_while_writing_goes_on() {
+    let mut cluster = Cluster::of(1);
+    let me = cluster.customer(0);
+    let at_first = clouds_at(&me).await.as_array().map_or(0, Vec::len);
+    let mut clouds = vec![];
+    for number in 0..20 {
+        let made = me.post("/v1/clouds", &json!({ "name": format!("cloud-{number}") })).await;
+        clouds.push(format!("/v1/clouds/{}", made.data(201)["id"].as_str().expect("an id")));
+    }
+    // More bytes than a snapshot is taken after, then more entries than are kept behind one.
+    change_clouds(&me, &clouds, (900, 500, 40)).await;
+    change_clouds(&me, &clouds, (5500, 8, 1)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut late = vec![];
+    for _ in 0..2 {
+        let (writer, paths) = (me.clone(), clouds.clone());
+        let writing =
+            tokio::spawn(async move { change_clouds(&writer, &paths, (300, 16, 2)).await });
+        late.push(cluster.grow_at(0));
+        writing.await.expect("every change was made");
+    }
+    replicas_settle(&me, 3).await;
+    let wanted = clouds_at(&me).await;
+    assert_eq!(wanted.as_array().map(Vec::len), Some(at_first + 20));
+    for place in late {
+        let newcomer = cluster.customer(place);
+        eventually("the newcomer has everything", Duration::from_secs(20), async || {
+            let has = clouds_at(&newcomer).await;
+            if has == wanted {
+                Ok(())
+            } else {
+                Err(format!("{} clouds", has.as_array().map_or(0, Vec::len)))
+            }
+        })
+        .await;
+    }
+    // One that was away for longer than the log reaches back.
+    cluster.kill(2);
+    change_clouds(&me, &clouds, (900, 500, 40)).await;
+    change_clouds(&me, &clouds, (5500, 8, 1)).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    cluster.restart(&[2]);
+    let (wanted, back) = (clouds_at(&me).await, cluster.customer(2));
+    eventually("it has caught up", Duration::from_secs(20), async || {
+        if clouds_at(&back).await == wanted { Ok(()) } else { Err("it lacks something".to_owned()) }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_node_drains_leaves_and_is_not_missed() {
     let cluster = Cluster::of(3);
@@ -135,6 +214,57 @@ async fn a_node_drains_leaves_and_is_not_missed() {
     assert_eq!(me.invoke(&id, &json!(1)).await.data(200)["output"]["echo"], 1);
     let table = cluster.operate(0, &["cluster", "nodes"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains("removed"));
+}
+
+#[tokio::test]
+async fn of_two_nodes_one_leaves_and_the_other_goes_on() {
+    let cluster = Cluster::of(2);
+    let left = cluster.operate(1, &["leave", "--within", "60s"]);
+    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    cluster.ends(1).await;
+    let me = cluster.customer(0);
+    me.post("/v1/clouds", &json!({ "name": "alone" })).await.data(201);
+    replicas_settle(&me, 1).await;
+}
+
+#[tokio::test]
+async fn who_is_needed_for_a_majority_stays_until_it_is_not() {
+    let mut cluster = Cluster::of(3);
+    cluster.kill(2);
+    // Until nobody takes it for one that answers.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let left = cluster.operate(1, &["leave", "--within", "60s"]);
+    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    let me = cluster.customer(0);
+    // It would have ended long ago, and two of three would be away.
+    for number in 0..20 {
+        me.post("/v1/clouds", &json!({ "name": format!("cloud-{number}") })).await.data(201);
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    cluster.restart(&[2]);
+    cluster.ends(1).await;
+    replicas_settle(&me, 2).await;
+    me.post("/v1/clouds", &json!({ "name": "with-two" })).await.data(201);
+}
+
+#[tokio::test]
+async fn a_node_without_a_majority_says_that_it_is_not_ready() {
+    let mut cluster = Cluster::of(3);
+    let alone = cluster.customer(0);
+    assert_eq!(alone.get("/readyz").await.status, 200);
+    cluster.kill(1);
+    cluster.kill(2);
+    eventually("it says so", Duration::from_secs(10), async || {
+        let answer = alone.get("/readyz").await;
+        if answer.status == 503 { Ok(()) } else { Err(answer.status.to_string()) }
+    })
+    .await;
+    cluster.restart(&[1]);
+    eventually("it is ready again", Duration::from_secs(20), async || {
+        let answer = alone.get("/readyz").await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
+    })
+    .await;
 }
 
 #[tokio::test]

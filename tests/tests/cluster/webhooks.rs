@@ -252,3 +252,82 @@ async fn everything_is_written_down(
     numbers.sort_unstable();
     assert_eq!(numbers, (1..=events as u64).collect::<Vec<_>>(), "no number is missing or twice");
 }
+
+/// Two of five nodes whose end leaves as many shards as possible without a majority, but not all of them.
+fn pair_to_lose(shards: &Value) -> [String; 2] {
+    let groups: Vec<Vec<String>> = shards["items"]
+        .as_array()
+        .expect("groups")
+        .iter()
+        .map(|group| {
+            group["voters"]
+                .as_array()
+                .expect("voters")
+                .iter()
+                .map(|id| id.as_str().unwrap_or_default().to_owned())
+                .collect()
+        })
+        .collect();
+    let nodes: BTreeSet<&String> = groups.iter().flatten().collect();
+    let lost = |one: &String, other: &String| {
+        let both = groups.iter().filter(|voters| voters.len() == 3);
+        both.filter(|voters| voters.contains(one) && voters.contains(other)).count()
+    };
+    let pairs = nodes.iter().flat_map(|one| nodes.iter().map(move |other| (*one, *other)));
+    let pairs = pairs.filter(|(one, other)| one < other);
+    let worst = pairs.max_by_key(|(one, other)| lost(one, other)).expect("five nodes");
+    assert!((1..8).contains(&lost(worst.0, worst.1)), "{groups:?}");
+    [worst.0.clone(), worst.1.clone()]
+}
+
+#[tokio::test]
+async fn a_shard_without_a_majority_holds_up_nothing_but_its_own() {
+    const ORGANIZATIONS: usize = 16;
+    let cluster = Cluster::with(5, &[("ROOST_RATE_LIMIT__ENABLED", "false")]);
+    let operator = cluster.customer(0);
+    let mut people = vec![];
+    for number in 0..ORGANIZATIONS {
+        people.push(operator.organization(&format!("o{number}"), "starter").await);
+    }
+    let wait = Duration::from_secs(60);
+    let shards =
+        eventually("five nodes vote on the directory, three on a shard", wait, async || {
+            let shards = operator.get("/v1/cluster/shards").await.data(200);
+            let groups = shards["items"].as_array().expect("groups");
+            let voters = |group: &Value| group["voters"].as_array().map(Vec::len);
+            let is_settled = voters(&groups[0]) == Some(5)
+                && groups[1..].iter().all(|group| voters(group) == Some(3));
+            if is_settled { Ok(shards) } else { Err(shards.to_string()) }
+        })
+        .await;
+    let lost = pair_to_lose(&shards);
+    let lost: Vec<usize> = lost.iter().map(|id| cluster.place(id)).collect();
+    lost.iter().for_each(|node| cluster.kill(*node));
+    let left = (0..5).find(|node| !lost.contains(node)).expect("three are left");
+    let people: Vec<_> = people.iter().map(|one| cluster.caller(left, &one.key)).collect();
+    // The directory has its majority still, whatever became of the shards.
+    let changes = people.iter().map(async |person| {
+        let cloud = json!({ "name": "after" });
+        let try_it = async || match person.post("/v1/clouds", &cloud).await {
+            answer if answer.status == 201 => Ok(()),
+            answer => Err(answer.body.to_string()),
+        };
+        eventually("the directory takes a change", Duration::from_secs(20), try_it).await;
+    });
+    futures::future::join_all(changes).await;
+    let mut told = 0;
+    for person in &people {
+        let log = "/v1/audit-log?action=createCloud";
+        told +=
+            eventually("the log has it, or has no majority", Duration::from_secs(20), async || {
+                let answer = person.get(log).await;
+                match (answer.status, answer.body["data"]["items"].as_array().map(Vec::len)) {
+                    (503, _) => Ok(0),
+                    (200, Some(1)) => Ok(1),
+                    _ => Err(answer.body.to_string()),
+                }
+            })
+            .await;
+    }
+    assert!((1..ORGANIZATIONS).contains(&told), "{told} of {ORGANIZATIONS}");
+}

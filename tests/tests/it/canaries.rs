@@ -114,7 +114,7 @@ async fn misplace(me: &Customer, agent: &str, canaries: &mut Canaries) {
 #[tokio::test]
 async fn two_hundred_secrets_are_found_nowhere() {
     let said = tempfile::NamedTempFile::new().expect("a file");
-    let node = Node::saying_into(
+    let mut node = Node::saying_into(
         said.reopen().expect("the file"),
         &[("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "100000"), ("ROOST_LOG", "debug")],
     );
@@ -148,10 +148,25 @@ async fn two_hundred_secrets_are_found_nowhere() {
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a line");
     let words: Vec<&str> = core.split_whitespace().collect();
     assert_eq!(words[4..6], ["0", "0"], "it leaves no core file");
-    let places = [node.data.path(), said.path()];
+    let data = std::sync::Arc::clone(&node.data);
+    let places = [data.path(), said.path()];
     assert_eq!(found_in(&canaries.0, &places), "", "on disk, or in what the node says");
     // The search does find what is no secret.
     assert!(found_in(&["careful".to_owned()], &places).contains("raft.redb"));
+    // An end at which others leave a core file.
+    let works_in = std::fs::read_link(format!("/proc/{}/cwd", node.pid())).expect("a folder");
+    let abort = Command::new("kill").args(["-ABRT", &node.pid().to_string()]).status();
+    assert!(abort.is_ok_and(|status| status.success()));
+    while !node.has_ended() {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    for folder in [works_in.as_path(), data.path()] {
+        let files = std::fs::read_dir(folder).expect("a folder").flatten();
+        let cores: Vec<_> =
+            files.filter(|file| file.file_name().to_string_lossy().starts_with("core")).collect();
+        assert!(cores.is_empty(), "{cores:?}");
+    }
+    assert_eq!(found_in(&canaries.0, &places), "", "after its end");
     let said = std::fs::read_to_string(said.path()).expect("what it said");
     assert!(!said.is_empty(), "it says something");
 }

@@ -338,6 +338,20 @@ async fn a_private_registry_serves_whoever_has_its_password() {
     assert!(digest.starts_with("sha256:") && digest.len() == 71, "{agent:#}");
     assert!(!agent.to_string().contains(LOGIN.1), "{agent:#}");
     assert!(!docker(&["image", "inspect", &image]).status.success(), "only our name keeps it");
+    // The password may be a secret of the organization, by its name.
+    let named = body("named", &image, Some((LOGIN.0, "${secrets.REGISTRY}")), &cloud);
+    me.post("/v1/agents", &named).await.refused(400, "SECRET_NOT_FOUND");
+    me.put("/v1/secrets/REGISTRY", &json!({ "value": "a guess" })).await.data(200);
+    let named =
+        me.post("/v1/agents", &named).await.data(201)["id"].as_str().expect("an id").to_owned();
+    let agent = me.settled(&named, "failed,running").await;
+    assert_eq!(agent["status_reason"]["code"], "IMAGE_PULL_FAILED", "{agent:#}");
+    me.put("/v1/secrets/REGISTRY", &json!({ "value": LOGIN.1 })).await.data(200);
+    me.call(&format!("/v1/agents/{named}/redeploy")).await.data(200);
+    me.settled(&named, "running").await;
+    assert_eq!(probe(&me, &named, "env PORT").await, "8080");
+    me.delete(&format!("/v1/agents/{named}")).await.data(200);
+    gone(&named).await;
     // The image that was pulled with somebody's password is not for others.
     let other = me.post("/v1/agents", &body("thief", &image, None, &cloud)).await.data(201);
     let other = me.settled(other["id"].as_str().expect("an id"), "failed,running").await;

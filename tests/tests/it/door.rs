@@ -101,9 +101,17 @@ async fn the_document_and_its_page_are_open_to_everybody() {
     let document: Value =
         open("/v1/openapi.json").await.expect("answers").json().await.expect("JSON");
     assert!(document["paths"]["/v1/agents/{id}/invoke"]["post"].is_object());
-    let page = open("/docs").await.expect("answers");
-    assert_eq!(page.status(), 200);
-    assert!(page.text().await.expect("text").to_lowercase().contains("swagger"));
+    for path in ["/docs", "/docs/"] {
+        let page = open(path).await.expect("answers");
+        assert_eq!(page.status(), 200);
+        let page = page.text().await.expect("text");
+        let (_, spec) = page.split_once("let spec = ").expect("Swagger UI with a document");
+        let shown = serde_json::Deserializer::from_str(spec).into_iter::<Value>().next();
+        assert!(shown.expect("a value").expect("JSON") == document, "the page shows all of it");
+    }
+    let receiver = open("/docs/oauth-receiver.html").await.expect("answers");
+    assert!(receiver.text().await.expect("text").contains("OAuth2 Redirect"));
+    assert_eq!(open("/docs/other").await.expect("answers").status(), 404);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! One node, real processes, real HTTPS: every promise of the interface as a story.
 
 mod agents;
+mod attacks;
 mod canaries;
 mod deploy;
 mod docker;
@@ -11,6 +12,7 @@ mod invoke;
 mod isolation;
 mod jobs;
 mod limits;
+mod lists;
 mod logs;
 mod matrix;
 mod oauth;

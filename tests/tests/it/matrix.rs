@@ -7,23 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tests::{Customer, Node, eventually, oauth::text, source::ECHO};
 
-const PASSWORD: &str = "a long password";
-const ROLES: [&str; 5] = ["admin", "developer", "invoker", "billing", "viewer"];
-const SCOPES: [&str; 13] = [
-    "clouds:read",
-    "clouds:write",
-    "agents:read",
-    "agents:write",
-    "agents:invoke",
-    "webhooks:read",
-    "webhooks:write",
-    "secrets:write",
-    "cluster:read",
-    "chains:*",
-    "billing:read",
-    "agents:*",
-    "clouds:*",
-];
+const ROLES: [&str; 6] = ["owner", "admin", "developer", "invoker", "billing", "viewer"];
 
 /// An operation, as the document tells of it.
 struct Operation {
@@ -82,34 +66,21 @@ fn open_node() -> Node {
     ])
 }
 
-async fn logged_in(node: &Node, email: &str) -> Customer {
-    let login = json!({ "email": email, "password": PASSWORD });
-    let tokens = node.customer().anonymous("/v1/auth/login", &login).await.data(200);
-    node.caller(&text(&tokens["access_token"]))
-}
-
-/// Somebody of the first organization with this role.
-async fn person(node: &Node, role: &str) -> Customer {
-    let email = format!("{role}@example.com");
-    let asked = json!({ "email": email, "role": role });
-    let invitation = node.customer().post("/v1/invitations", &asked).await.data(201);
-    let accept = json!({ "token": invitation["token"], "password": PASSWORD });
-    node.customer().anonymous("/v1/invitations/accept", &accept).await.data(201);
-    logged_in(node, &email).await
-}
-
 /// Everybody, with the scopes that they have.
 async fn everybody(node: &Node) -> Vec<(String, Vec<String>, Customer)> {
     let owner = node.customer();
     let mut all = vec![];
-    for scope in SCOPES {
+    let schemas = owner.bare("/v1/openapi.json").await;
+    let scopes = &schemas["components"]["schemas"]["CreateApiKey"]["properties"]["scopes"];
+    let scopes = scopes["items"]["enum"].as_array().expect("the scopes that may be granted");
+    for scope in scopes.iter().map(text) {
         let wanted = json!({ "name": scope, "scopes": [scope] });
         let made = owner.post("/v1/api-keys", &wanted).await.data(201);
         let caller = node.caller(&text(&made["key"]));
-        all.push((scope.to_owned(), vec![scope.to_owned()], caller));
+        all.push((scope.clone(), vec![scope], caller));
     }
     for role in ROLES {
-        let caller = person(node, role).await;
+        let caller = owner.member(role).await;
         let me = caller.get("/v1/auth/me").await.data(200);
         let scopes: Vec<String> =
             me["scopes"].as_array().expect("scopes").iter().map(text).collect();
@@ -203,12 +174,7 @@ async fn no_operation_reaches_what_is_anothers() {
     let owner = node.customer();
     let things = things(&node).await;
     assert!(things.values().all(|id| !id.is_empty()), "{things:?}");
-    let wanted = json!({
-        "name": "Second", "tier": "enterprise", "owner_email": "bob@example.com",
-        "owner_password": PASSWORD,
-    });
-    owner.post("/v1/organizations", &wanted).await.data(201);
-    let other = logged_in(&node, "bob@example.com").await;
+    let other = owner.organization("second", "enterprise").await;
     // People and organizations are the same in both modes.
     let of_both = ["/v1/users/", "/v1/organizations/", "/v1/invitations/", "/v1/cluster/"];
     let operations = operations(&owner.bare("/v1/openapi.json").await);
@@ -237,4 +203,37 @@ async fn no_operation_reaches_what_is_anothers() {
     for noun in ["agents", "clouds", "webhooks", "jobs", "secrets", "api-keys"] {
         owner.get(&format!("/v1/{noun}/{}", things[noun])).await.data(200);
     }
+}
+
+/// What a whole cluster or all of an organization's people share, said here once more: the table of rights has it, too.
+#[tokio::test]
+async fn nobody_else_touches_what_is_shared() {
+    let node = open_node();
+    let owner = node.customer();
+    let other = owner.organization("second", "enterprise").await;
+    let tester = node.tester();
+    let operations = operations(&owner.bare("/v1/openapi.json").await);
+    let (mut of_operator, mut of_people) = (0, 0);
+    for operation in operations.iter().filter(|one| !one.is_open) {
+        let (method, address) = (&operation.method, operation.address(&BTreeMap::new()));
+        let is_of = |nouns: &[&str]| {
+            nouns.iter().any(|noun| {
+                let rest = address.strip_prefix(noun);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
+        };
+        let is_operators = is_of(&["/v1/cluster", "/v1/organizations"]);
+        let changes_people = is_of(&["/v1/users", "/v1/invitations"]) && *method != Method::GET;
+        if is_operators {
+            let answer = other.send(other.request(method.clone(), &address)).await;
+            answer.refused(403, "INSUFFICIENT_SCOPE");
+            of_operator += 1;
+        }
+        if is_operators || changes_people {
+            let answer = tester.send(tester.request(method.clone(), &address)).await;
+            answer.refused(403, "TEST_MODE_ONLY");
+            of_people += usize::from(changes_people);
+        }
+    }
+    assert_eq!((of_operator, of_people), (21, 4));
 }

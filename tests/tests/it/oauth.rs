@@ -59,6 +59,13 @@ async fn a_person_lets_an_application_in() {
     });
     app.token(&refresh).await.refused(400, "INVALID_GRANT");
 
+    // What the person agreed to is in the log of their organization.
+    let rows = node.customer().get("/v1/audit-log?action=authorize").await.data(200);
+    let agreed = format!("/oauth/authorize?client_id={}", app.id);
+    let mut rows = rows["items"].as_array().expect("rows").iter();
+    let row = rows.find(|row| row["target"] == agreed).expect("a row");
+    assert_eq!((&row["actor"]["type"], &row["outcome"]), (&json!("user"), &json!("succeeded")));
+
     let no = app.decided(&app.asked(), "deny").await.told();
     assert_eq!((no["error"].as_str(), no["state"].as_str()), ("access_denied", "st&te=1"));
 }

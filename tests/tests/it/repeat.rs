@@ -161,3 +161,25 @@ async fn a_repeated_call_is_answered_with_the_same_secret() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_repeated_removal_is_answered_as_the_first_and_says_so() {
+    let node = Node::start();
+    let me = node.customer();
+    let key = me.post("/v1/api-keys", &json!({ "name": "gone" })).await.data(201);
+    let id = key["id"].as_str().expect("an id").to_owned();
+    let with_key =
+        |method: Method, path: &str| me.request(method, path).header("idempotency-key", "remove-1");
+    let path = format!("/v1/api-keys/{id}");
+    for is_replay in [None, Some("true")] {
+        let answer = me.send(with_key(Method::DELETE, &path)).await;
+        assert_eq!(answer.header("idempotency-replayed"), is_replay);
+        assert_eq!(answer.data(200), json!({ "id": id, "deleted": true }));
+    }
+    let value = json!({ "value": "v" });
+    for is_replay in [None, Some("true")] {
+        let answer = me.send(with_key(Method::PUT, "/v1/secrets/TOKEN").json(&value)).await;
+        assert_eq!(answer.header("idempotency-replayed"), is_replay);
+        assert_eq!(answer.data(200)["version"], 1);
+    }
+}

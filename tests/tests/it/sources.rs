@@ -1,9 +1,9 @@
 //! What may be deployed: archives of each kind, Python and Node, servers and handlers, git.
 
-use std::{path::Path, process::Command};
+use std::{path::Path, process::Command, time::Duration};
 
 use serde_json::{Value, json};
-use tests::{Customer, Node, skipped, source};
+use tests::{Customer, Node, eventually, skipped, source};
 
 async fn deployed(me: &Customer, name: &str, archive: Vec<u8>) -> String {
     let archive_url = me.upload(archive).await;
@@ -53,6 +53,28 @@ async fn one_step_uploads_are_taken_too() {
     me.delete(&path).await.data(200);
     me.get(&path).await.refused(404, "UPLOAD_NOT_FOUND");
     assert_eq!(output(&me, &id, json!(2)).await["echo"], 2, "the agent stays");
+}
+
+#[tokio::test]
+async fn a_one_step_upload_that_breaks_off_leaves_no_upload_and_is_audited_as_refused() {
+    let node = Node::start();
+    let me = node.customer();
+    let head = "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.tgz\"\r\n\r\n";
+    let request = me
+        .request(reqwest::Method::POST, "/v1/uploads")
+        .header("content-type", "multipart/form-data; boundary=b")
+        .body(format!("{head}half of it"));
+    let refused = me.send(request).await;
+    assert_eq!(refused.status, 400, "{:#}", refused.body);
+    let code = refused.body["error"]["code"].as_str().expect("a code").to_owned();
+    let path = "/v1/audit-log?action=createUpload";
+    eventually("it is in the audit log", Duration::from_secs(10), async || {
+        let rows = me.get(path).await.data(200)["items"].as_array().cloned().unwrap_or_default();
+        if rows.is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
+    })
+    .await;
+    let rows = me.get(path).await.data(200)["items"].clone();
+    assert_eq!((rows.as_array().map(Vec::len), &rows[0]["outcome"]), (Some(1), &json!(code)));
 }
 
 #[tokio::test]

@@ -416,3 +416,54 @@ async fn evil_archives_are_refused_and_leave_nothing() {
         .sum();
     assert_eq!(left, 0, "half-built images are left");
 }
+
+#[tokio::test]
+async fn names_are_lines_of_text() {
+    let node = Node::start();
+    let me = node.customer();
+    for name in ["", " ", "\t\t", "a\u{0}b", "two\nlines"] {
+        let app = json!({ "name": name, "redirect_uris": ["https://a.example/"], "scopes": ["agents:read"] });
+        let org = json!({
+            "name": name, "owner_email": "o@example.com", "owner_password": "a long password",
+        });
+        let cloud = json!({ "name": "c", "display_name": name });
+        for (path, body, field) in [
+            ("/v1/api-keys", &json!({ "name": name }), "name"),
+            ("/v1/oauth/applications", &app, "name"),
+            ("/v1/organizations", &org, "name"),
+            ("/v1/clouds", &cloud, "display_name"),
+        ] {
+            let error = me.post(path, body).await.refused(400, "VALIDATION_ERROR");
+            assert_eq!(error["details"]["fields"][0]["field"], field, "{path} {name:?}: {error}");
+        }
+    }
+    me.post("/v1/api-keys", &json!({ "name": " Ünïcode – ok " })).await.data(201);
+}
+
+/// RFC 7396: `null` removes; what cannot be removed is refused, never passed over.
+#[tokio::test]
+async fn null_removes_or_is_refused() {
+    let node = Node::start();
+    let me = node.customer();
+    let wanted = json!({
+        "name": "c", "display_name": "C", "limits": { "max_agents": 1 }, "metadata": { "a": "1" },
+    });
+    let cloud = me.post("/v1/clouds", &wanted).await.data(201);
+    let path = format!("/v1/clouds/{}", cloud["id"].as_str().expect("an id"));
+    let nothing = json!({ "display_name": null, "limits": null, "metadata": null });
+    let bare = me.patch(&path, &nothing).await.data(200);
+    assert_eq!((&bare["display_name"], &bare["metadata"]), (&json!("c"), &json!({})), "{bare}");
+    assert_eq!(bare["limits"]["max_agents"], Value::Null);
+    let hook = json!({
+        "url": "https://127.0.0.1:9/hook", "events": ["*"], "active": false, "metadata": { "a": "1" },
+    });
+    let hook = me.post("/v1/webhooks", &hook).await.data(201);
+    let path = format!("/v1/webhooks/{}", hook["id"].as_str().expect("an id"));
+    for field in ["url", "events", "active", "ordering"] {
+        let answer = me.patch(&path, &json!({ field: null })).await;
+        let error = answer.refused(400, "VALIDATION_ERROR");
+        assert_eq!(error["details"]["fields"][0]["field"], field);
+    }
+    let bare = me.patch(&path, &json!({ "metadata": null })).await.data(200);
+    assert_eq!(bare["metadata"], json!({}));
+}

@@ -1,12 +1,12 @@
 //! API keys for programs. The secret is known only as an HMAC-SHA-256 under the server's pepper.
 
-use std::{fmt, net::IpAddr, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, net::IpAddr, num::NonZeroU32, str::FromStr, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, ApiKeyId, Rejection, Timestamp,
-    account::{Scopes, Tenant},
+    account::{Mode, Scopes, Tenant},
     directory::Directory,
     event::DirectoryEvent,
 };
@@ -44,6 +44,11 @@ impl IpRange {
         let fixed = u32::from(self.prefix) + if self.address.is_ipv4() { 96 } else { 0 };
         let mask = u128::MAX.checked_shl(128 - fixed).unwrap_or(0);
         bits(address) & mask == bits(self.address) & mask
+    }
+
+    /// Whether every address of another range is in this one.
+    pub fn covers(&self, other: Self) -> bool {
+        self.prefix <= other.prefix && self.contains(other.address)
     }
 }
 
@@ -102,7 +107,8 @@ pub struct Used {
     pub ip: String,
 }
 
-/// A key.
+/// A key. There may be very many, and all of them are in memory on every node: what most keys do not
+/// have takes one word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiKey {
     /// Names the key without revealing it.
@@ -110,39 +116,42 @@ pub struct ApiKey {
     /// Whose objects it reaches.
     pub tenant: Tenant,
     /// Shown to people.
-    pub name: String,
+    pub name: Box<str>,
     /// HMAC-SHA-256(pepper, key).
     pub hash: [u8; 32],
     /// The last four characters, for recognition.
-    pub last4: String,
+    pub last4: Box<str>,
     /// What it may do.
     pub scopes: Scopes,
     /// When it was made.
     pub created_at: Timestamp,
     /// From where it may be used; anywhere if empty.
     #[serde(default)]
-    pub allowed_ips: Vec<IpRange>,
+    pub allowed_ips: Box<[IpRange]>,
     /// Until when it is good; for ever if `None`.
     #[serde(default)]
     pub expires_at: Option<Timestamp>,
     /// The agents that it may touch; any if empty.
     #[serde(default)]
-    pub agent_ids: Vec<AgentId>,
+    pub agent_ids: Box<[AgentId]>,
     /// Who made it.
     #[serde(default)]
-    pub created_by: Option<String>,
+    pub created_by: Option<Box<str>>,
     /// The secret before the last rotation, and until when it is good too.
     #[serde(default)]
-    pub previous: Option<([u8; 32], Timestamp)>,
+    pub previous: Option<Box<([u8; 32], Timestamp)>>,
     /// Its last use, as far as nodes have told.
     #[serde(default)]
-    pub last_used: Option<Used>,
+    pub last_used: Option<Box<Used>>,
     /// When it was last changed.
     #[serde(default)]
     pub updated_at: Timestamp,
     /// Counts changes.
     #[serde(default)]
     pub revision: u64,
+    /// Calls a minute, beside what its organization may make; no limit of its own if `None`.
+    #[serde(default)]
+    pub rate_limit: Option<NonZeroU32>,
 }
 
 /// A change of a key; `None` leaves a field as it is.
@@ -157,16 +166,35 @@ pub struct ApiKeyPatch {
     /// New agents.
     pub agent_ids: Option<Vec<AgentId>>,
     /// New end, `Some(None)` for none.
+    #[serde(default, with = "crate::clearable")]
     pub expires_at: Option<Option<Timestamp>>,
+    /// New limit, `Some(None)` for none.
+    #[serde(default, with = "crate::clearable")]
+    pub rate_limit: Option<Option<NonZeroU32>>,
 }
 
 impl ApiKey {
     /// Whether a secret with this hash is good at this time.
     pub fn is_good(&self, hash: &[u8; 32], at: Timestamp) -> bool {
         let is_current = self.hash == *hash;
-        let in_grace =
-            self.previous.is_some_and(|(previous, until)| previous == *hash && at < until);
+        let in_grace = self.previous.as_ref().is_some_and(|kept| kept.0 == *hash && at < kept.1);
         (is_current || in_grace) && self.expires_at.is_none_or(|end| at < end)
+    }
+
+    /// Whether this is the hash of its secret, or of the one before.
+    pub fn has_hash(&self, hash: &[u8; 32]) -> bool {
+        self.hashes().any(|known| known == hash)
+    }
+
+    /// The hash of its secret, and of the one before.
+    pub fn hashes(&self) -> impl Iterator<Item = &[u8; 32]> {
+        std::iter::once(&self.hash).chain(self.previous.as_deref().map(|(hash, _)| hash))
+    }
+
+    /// Whether credentials of this mode see it: test credentials see the keys of test mode alone, live ones both.
+    pub fn is_seen_by(&self, tenant: Tenant) -> bool {
+        let is_seen = tenant.mode == Mode::Live || self.tenant.mode == Mode::Test;
+        self.tenant.org == tenant.org && is_seen
     }
 
     /// Whether it may be used from an address.
@@ -179,7 +207,7 @@ impl ApiKey {
 impl Directory {
     /// A key of this organization, of either mode.
     pub fn key(&self, tenant: Tenant, id: ApiKeyId) -> Result<Arc<ApiKey>, Rejection> {
-        let row = self.api_keys.get(&id).filter(|key| key.tenant.org == tenant.org);
+        let row = self.api_keys.get(&id).filter(|key| key.is_seen_by(tenant));
         row.ok_or(Rejection::ApiKeyNotFound(id))
     }
 
@@ -190,8 +218,7 @@ impl Directory {
 
 pub(crate) fn create(state: &Directory, key: &ApiKey) -> Result<Vec<DirectoryEvent>, Rejection> {
     state.check_agents(key.tenant, &key.agent_ids)?;
-    let count = state.api_keys.rows().filter(|(_, row)| row.tenant == key.tenant).count();
-    if count >= KEYS_MAX {
+    if state.count_keys(key.tenant) >= KEYS_MAX {
         return Err(Rejection::QuotaExceeded { what: "API keys".to_owned(), max: KEYS_MAX as u64 });
     }
     Ok(vec![DirectoryEvent::ApiKeyPut(Box::new(key.clone()))])
@@ -210,12 +237,13 @@ pub(crate) fn update(
     }
     if let Some(agents) = &patch.agent_ids {
         state.check_agents(key.tenant, agents)?;
-        key.agent_ids.clone_from(agents);
+        key.agent_ids = agents.as_slice().into();
     }
-    key.name = patch.name.clone().unwrap_or(key.name);
-    key.scopes = patch.scopes.clone().unwrap_or(key.scopes);
-    key.allowed_ips = patch.allowed_ips.clone().unwrap_or(key.allowed_ips);
+    key.name = patch.name.as_deref().map_or(key.name, Into::into);
+    key.scopes = patch.scopes.unwrap_or(key.scopes);
+    key.allowed_ips = patch.allowed_ips.as_deref().map_or(key.allowed_ips, Into::into);
     key.expires_at = patch.expires_at.unwrap_or(key.expires_at);
+    key.rate_limit = patch.rate_limit.unwrap_or(key.rate_limit);
     key.updated_at = at;
     key.revision += 1;
     Ok(vec![DirectoryEvent::ApiKeyPut(Box::new(key))])
@@ -230,9 +258,9 @@ pub(crate) fn rotate(
     at: Timestamp,
 ) -> Result<Vec<DirectoryEvent>, Rejection> {
     let mut key = ApiKey::clone(&*state.key(tenant, id)?);
-    key.previous = (!grace.is_zero()).then(|| (key.hash, at.plus(grace)));
+    key.previous = (!grace.is_zero()).then(|| Box::new((key.hash, at.plus(grace))));
     key.hash = *hash;
-    last4.clone_into(&mut key.last4);
+    key.last4 = last4.into();
     key.updated_at = at;
     key.revision += 1;
     Ok(vec![DirectoryEvent::ApiKeyPut(Box::new(key))])

@@ -107,8 +107,8 @@ pub(crate) fn create(
     state: &Directory,
     application: &Application,
 ) -> Result<Vec<DirectoryEvent>, Rejection> {
-    let org = application.tenant.org;
-    let count = state.applications.rows().filter(|(_, row)| row.tenant.org == org).count();
+    let tenant = application.tenant;
+    let count = state.applications.rows().filter(|(_, row)| row.tenant == tenant).count();
     if count >= APPLICATIONS_MAX {
         let what = "OAuth applications".to_owned();
         return Err(Rejection::QuotaExceeded { what, max: APPLICATIONS_MAX as u64 });

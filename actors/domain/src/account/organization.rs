@@ -39,6 +39,34 @@ impl Tier {
         }
     }
 
+    /// Most builds of an organization at once, per mode; others wait.
+    pub fn builds_max(self) -> usize {
+        match self {
+            Self::Starter => 1,
+            Self::Pro => 3,
+            Self::Enterprise => 10,
+        }
+    }
+
+    /// Most calls of an organization in flight at once, per mode: synchronous ones, streams and what is
+    /// passed through.
+    pub fn in_flight_max(self) -> u64 {
+        match self {
+            Self::Starter => 20,
+            Self::Pro => 200,
+            Self::Enterprise => 2000,
+        }
+    }
+
+    /// Most jobs of an organization that wait, per mode.
+    pub fn queued_jobs_max(self) -> u64 {
+        match self {
+            Self::Starter => 1000,
+            Self::Pro => 20_000,
+            Self::Enterprise => 200_000,
+        }
+    }
+
     /// Most webhooks of an organization, per mode.
     pub fn webhooks_max(self) -> usize {
         match self {
@@ -95,18 +123,22 @@ impl Directory {
     }
 }
 
+/// No two organizations have one name.
+fn check_name(state: &Directory, id: OrgId, name: &str) -> Result<(), Rejection> {
+    let mut others = state.organizations.rows().filter(|(other, _)| **other != id);
+    match others.any(|(_, other)| other.name.eq_ignore_ascii_case(name)) {
+        true => Err(Rejection::OrganizationNameTaken(name.to_owned())),
+        false => Ok(()),
+    }
+}
+
 pub(crate) fn create(
     state: &Directory,
     organization: &Organization,
     owner: &User,
     clouds: &[Cloud],
 ) -> Result<Vec<DirectoryEvent>, Rejection> {
-    let taken = |(_, other): (_, &std::sync::Arc<Organization>)| {
-        other.name.eq_ignore_ascii_case(&organization.name)
-    };
-    if state.organizations.rows().any(taken) {
-        return Err(Rejection::OrganizationNameTaken(organization.name.clone()));
-    }
+    check_name(state, organization.id, &organization.name)?;
     if state.user_by_email(&owner.email).is_some() {
         return Err(Rejection::EmailTaken);
     }
@@ -130,6 +162,7 @@ pub(crate) fn update(
         return Err(Rejection::StaleObject);
     }
     if let Some(name) = &patch.name {
+        check_name(state, id, name)?;
         row.name.clone_from(name);
     }
     row.tier = patch.tier.unwrap_or(row.tier);

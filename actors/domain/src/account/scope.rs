@@ -1,8 +1,8 @@
 //! Scopes: what credentials may do, and who may hand which of them on.
 
-use std::collections::BTreeSet;
+use std::{fmt, sync::LazyLock};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What an operation may ask for (`interface`, Permission scopes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,10 +75,21 @@ impl Scope {
 #[error("`{0}` is not a scope; choose among {list}", list = GRANTABLE.join(", "))]
 pub struct NotAScope(pub String);
 
-/// What somebody may do: words of [`GRANTABLE`], each once, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Scopes(BTreeSet<String>);
+/// What somebody may do: words of [`GRANTABLE`], each once, in order. A bit for each: there are as many of
+/// these as there are keys.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scopes(u32);
+
+/// The words as they are ordered in lists; a word's place is its bit.
+static WORDS: LazyLock<[&str; GRANTABLE.len()]> = LazyLock::new(|| {
+    let mut words = GRANTABLE;
+    words.sort_unstable();
+    words
+});
+
+fn bit(word: &str) -> Option<u32> {
+    WORDS.binary_search(&word).ok().map(|place| 1 << place)
+}
 
 impl Scopes {
     /// Full account access.
@@ -86,24 +97,21 @@ impl Scopes {
         Self::known(["admin:*"])
     }
 
-    fn known<const N: usize>(words: [&str; N]) -> Self {
-        Self(words.into_iter().map(str::to_owned).collect())
+    /// Words that are none allow nothing.
+    fn known<'w>(words: impl IntoIterator<Item = &'w str>) -> Self {
+        Self(words.into_iter().filter_map(bit).fold(0, |bits, one| bits | one))
     }
 
     /// From words of a client.
     pub fn parse<'w>(words: impl IntoIterator<Item = &'w str>) -> Result<Self, NotAScope> {
-        let known = |word: &str| match GRANTABLE.contains(&word) {
-            true => Ok(word.to_owned()),
-            false => Err(NotAScope(word.chars().take(64).collect())),
-        };
-        Ok(Self(words.into_iter().map(known).collect::<Result<_, _>>()?))
+        let known = |word: &str| bit(word).ok_or(NotAScope(word.chars().take(64).collect()));
+        words.into_iter().map(known).try_fold(0, |bits, one| one.map(|one| bits | one)).map(Self)
     }
 
     /// Whether this covers one word: itself, `noun:*` for its noun, or `admin:*` for everything.
     pub fn covers(&self, wanted: &str) -> bool {
         let (noun, _) = wanted.split_once(':').unwrap_or((wanted, ""));
-        self.0
-            .iter()
+        self.words()
             .any(|has| has == "admin:*" || has == wanted || has.strip_suffix(":*") == Some(noun))
     }
 
@@ -113,31 +121,50 @@ impl Scopes {
     }
 
     /// The first word of `wanted` that is not covered: nobody hands on what they lack.
-    pub fn lacks<'w>(&self, wanted: &'w Self) -> Option<&'w str> {
-        wanted.0.iter().map(String::as_str).find(|word| !self.covers(word))
+    pub fn lacks(&self, wanted: &Self) -> Option<&'static str> {
+        wanted.words().find(|word| !self.covers(word))
     }
 
     /// What both allow.
+    #[must_use]
     pub fn both(&self, other: &Self) -> Self {
-        let of = |one: &Self, two: &Self| {
-            one.0.iter().filter(|word| two.covers(word)).cloned().collect::<BTreeSet<_>>()
-        };
-        Self(of(self, other).union(&of(other, self)).cloned().collect())
+        let of = |one: &Self, two: &Self| Self::known(one.words().filter(|word| two.covers(word)));
+        Self(of(self, other).0 | of(other, self).0)
     }
 
     /// The words, in order.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
+    pub fn words(self) -> impl Iterator<Item = &'static str> {
+        (0..WORDS.len()).filter(move |place| self.0 & (1 << place) != 0).map(|place| WORDS[place])
     }
 
     /// The words as a list.
     pub fn to_vec(&self) -> Vec<String> {
-        self.0.iter().cloned().collect()
+        self.words().map(str::to_owned).collect()
     }
 
     /// Whether it allows nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0 == 0
+    }
+}
+
+impl fmt::Debug for Scopes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.words()).finish()
+    }
+}
+
+impl Serialize for Scopes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.words().collect::<Vec<_>>())
+    }
+}
+
+impl<'de> Deserialize<'de> for Scopes {
+    /// Words of a later release allow nothing in this one.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let words = Vec::<String>::deserialize(deserializer)?;
+        Ok(Self::known(words.iter().map(String::as_str)))
     }
 }
 

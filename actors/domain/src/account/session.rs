@@ -119,12 +119,23 @@ pub(crate) fn open(
     if let Some(guess) = guess.filter(|guess| state.throttles.contains(guess)) {
         events.push(ShardEvent::ThrottleGone(*guess));
     }
-    let same = |row: &Session| row.user == session.user && row.application == session.application;
+    events.extend(begin(state, session));
+    Ok(events)
+}
+
+/// A session begins, and the oldest of too many ends.
+fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
+    let same = |row: &Session| {
+        row.tenant == session.tenant
+            && row.user == session.user
+            && row.application == session.application
+    };
     let own: Vec<_> = state.sessions.rows().filter(|(_, row)| same(row)).collect();
     let surplus = (own.len() + 1).saturating_sub(SESSIONS_MAX);
-    events.extend(own.into_iter().take(surplus).map(|(id, _)| ShardEvent::SessionGone(*id)));
+    let mut events: Vec<ShardEvent> =
+        own.into_iter().take(surplus).map(|(id, _)| ShardEvent::SessionGone(*id)).collect();
     events.push(ShardEvent::SessionPut(Box::new(session.clone())));
-    Ok(events)
+    events
 }
 
 /// A wrong password.
@@ -192,8 +203,10 @@ pub(crate) fn redeem(
     let session = Session {
         tenant: code.tenant,
         user: Some(code.user),
-        scopes: code.scopes.clone(),
+        scopes: code.scopes,
         ..redemption.session.clone()
     };
-    Ok(vec![ShardEvent::CodePut(Box::new(used)), ShardEvent::SessionPut(Box::new(session))])
+    let mut events = vec![ShardEvent::CodePut(Box::new(used))];
+    events.extend(begin(state, &session));
+    Ok(events)
 }

@@ -48,7 +48,7 @@ pub struct User {
 /// A change of a person; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserPatch {
-    /// New name.
+    /// New name; empty for none.
     pub name: Option<String>,
     /// New role.
     pub role: Option<Role>,
@@ -174,8 +174,10 @@ pub(crate) fn accept(
     let mut rows = state.invitations.rows().map(|(_, row)| row);
     let row = rows.find(|row| row.hash == *hash && row.expires_at > at);
     let row = row.ok_or(Rejection::InvitationInvalid)?;
-    if state.user_by_email(&row.email).is_some() {
-        return Err(Rejection::EmailTaken);
+    if let Some(other) = state.user_by_email(&row.email) {
+        // Who is in another organization is nobody's to know here.
+        let is_own = other.org == row.org;
+        return Err(if is_own { Rejection::EmailTaken } else { Rejection::InvitationInvalid });
     }
     let user = User { org: row.org, email: row.email.clone(), role: row.role, ..user.clone() };
     Ok(vec![DirectoryEvent::InvitationGone(row.id), DirectoryEvent::UserPut(Box::new(user))])
@@ -194,7 +196,7 @@ pub(crate) fn change(
         return Err(Rejection::StaleObject);
     }
     // Who changes an address may take the account over: that takes the same right.
-    if patch.role.is_some() || patch.email.is_some() {
+    if patch.role.is_some() || patch.email.is_some() || before.role == Role::Owner {
         may_give(by.0, by.1, before.role)?;
     }
     let mut user = User::clone(&before);
@@ -211,7 +213,9 @@ pub(crate) fn change(
         }
         user.email.clone_from(email);
     }
-    user.name = patch.name.clone().or(user.name);
+    if let Some(name) = &patch.name {
+        user.name = Some(name.clone()).filter(|name| !name.is_empty());
+    }
     if let Some(hash) = &patch.password_hash {
         user.password_hash.clone_from(hash);
         user.sessions_since = at;

@@ -32,6 +32,9 @@ const PAUSES: [Duration; 5] = [
     Duration::from_secs(8),
 ];
 
+/// How long an instance has to say that it drains before it is told again.
+pub const DRAINED_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// The times a rollout goes by; every one is a setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
@@ -215,6 +218,7 @@ pub fn plan(view: &View<'_>) -> Plan {
         }
         Desired::Stop | Desired::Delete => wind_down(view, &mut plan),
     }
+    drain_again(view, &mut plan);
     plan
 }
 
@@ -228,6 +232,23 @@ fn sweep_rows(view: &View<'_>, plan: &mut Plan) {
             }
             Some(Seen::Starting | Seen::Ready(_) | Seen::Sick | Seen::Draining) => {}
         }
+    }
+}
+
+/// An instance that is to drain and goes on has not heard of it: its node was away.
+fn drain_again(view: &View<'_>, plan: &mut Plan) {
+    let in_use = match view.agent.desired {
+        Desired::Run => view.timing.replace_timeout,
+        Desired::Stop | Desired::Delete => view.timing.drain_timeout,
+    };
+    for row in view.rows.iter().filter(|row| row.status == InstanceStatus::Draining) {
+        let timeout = match view.seen.get(&row.id) {
+            Some(Seen::Starting | Seen::Ready(_)) => in_use,
+            Some(Seen::Sick) => Duration::ZERO,
+            Some(Seen::Draining | Seen::Exited) | None => continue,
+        };
+        plan.steps.push(Step::Drain(row.id, timeout));
+        plan.wait_until(view.now.plus(DRAINED_AGAIN_AFTER));
     }
 }
 

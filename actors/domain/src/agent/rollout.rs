@@ -21,20 +21,37 @@ fn active(
     state.deployment(agent, id).filter(|deployment| deployment.status.is_active())
 }
 
-/// A builder has taken the deployment.
+impl Directory {
+    fn builds_max(&self, agent: AgentId) -> usize {
+        let agent = self.agents.get(&agent);
+        agent.map_or(usize::MAX, |agent| self.tier(agent.tenant.org).builds_max())
+    }
+
+    /// Whether the organization of an agent may have one more build under way.
+    pub fn has_room_to_build(&self, agent: AgentId) -> bool {
+        let Some(tenant) = self.agents.get(&agent).map(|agent| agent.tenant) else { return true };
+        self.building.get(&tenant).is_none_or(|builds| builds.len() < self.builds_max(agent))
+    }
+}
+
+/// A builder has taken the deployment, if its organization has not too many builds under way.
 pub(crate) fn begin_build(
     state: &Directory,
     agent_id: AgentId,
     id: DeploymentId,
     at: Timestamp,
-) -> Events {
-    let Some(deployment) = active(state, agent_id, id) else { return vec![] };
+) -> Result<Events, Rejection> {
+    let Some(deployment) = active(state, agent_id, id) else { return Ok(vec![]) };
     if deployment.status != DeploymentStatus::Queued {
-        return vec![];
+        return Ok(vec![]);
+    }
+    if !state.has_room_to_build(agent_id) {
+        let what = "builds under way".to_owned();
+        return Err(Rejection::QuotaExceeded { what, max: state.builds_max(agent_id) as u64 });
     }
     let mut events = vec![lifecycle::moved(agent_id, id, DeploymentStatus::Building, at)];
     events.extend(follow(state, agent_id, Status::Building, at));
-    events
+    Ok(events)
 }
 
 /// There is an image: instances may start.

@@ -83,6 +83,7 @@ pub struct WebhookPatch {
     /// New ordering.
     pub ordering: Option<Ordering>,
     /// New rate, `Some(None)` for no limit.
+    #[serde(default, with = "crate::clearable")]
     pub rate_limit_per_s: Option<Option<u32>>,
     /// Metadata to set (`Some`) and to remove (`None`).
     pub metadata: BTreeMap<String, Option<String>>,

@@ -20,7 +20,11 @@ use foca::{
 };
 use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
-use tokio::{net::UdpSocket, sync::watch, time::Instant};
+use tokio::{
+    net::UdpSocket,
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior},
+};
 
 use self::{
     load::{Load, Loads},
@@ -39,6 +43,13 @@ const DEAD_FOR: Duration = Duration::from_secs(15);
 const DATAGRAM_BYTES_MAX: usize = 1400;
 /// Between greetings of members that are not known to be alive.
 const GREET_EVERY: Duration = Duration::from_secs(1);
+/// How long a member's name may take to be looked up.
+const FOUND_WITHIN: Duration = Duration::from_secs(5);
+/// Members that are found and not yet greeted.
+const STRANGERS_MAX: usize = 64;
+/// Datagrams heard before anything else is done: noise is thrown away faster than it comes, or it would crowd
+/// out what members say.
+const HEARD_AT_ONCE: usize = 256;
 /// Between tellings of this node's load.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 
@@ -121,7 +132,7 @@ pub struct Gossip {
     /// Who answers.
     pub alive: Arc<Alive>,
     /// The other members, as the directory knows them.
-    pub members: Box<dyn Fn() -> Vec<(u64, String)> + Send>,
+    pub members: Arc<dyn Fn() -> Vec<(u64, String)> + Send + Sync>,
     /// This node's load.
     pub load: Box<dyn Fn() -> Load + Send>,
 }
@@ -189,19 +200,21 @@ impl Gossip {
         let runtime = AccumulatingRuntime::default();
         let mut talker = Talker { foca, runtime, due: BinaryHeap::new(), timers: 0, gossip: self };
         let mut datagram = vec![0; DATAGRAM_BYTES_MAX + 1];
-        let mut greet = tokio::time::interval(GREET_EVERY);
+        let (found, mut strangers) = mpsc::channel(STRANGERS_MAX);
+        let mut looks = std::pin::pin!(talker.gossip.strangers(found));
         let mut tell = tokio::time::interval(LOAD_EVERY);
         loop {
             let next = talker.due.peek().map(|due| due.0);
             let next = next.unwrap_or_else(|| Instant::now() + GREET_EVERY);
             tokio::select! {
                 received = talker.gossip.socket.recv_from(&mut datagram) => match received {
-                    Ok((length, _)) => talker.hear(&datagram[..length]),
+                    Ok((length, _)) => talker.hear_all(&mut datagram, length),
                     // The other side of an earlier datagram is gone; UDP tells so here.
                     Err(error) => tracing::debug!(%error, "a datagram did not arrive"),
                 },
                 () = tokio::time::sleep_until(next) => talker.wake(),
-                _ = greet.tick() => talker.greet().await,
+                () = &mut looks => {}
+                Some(stranger) = strangers.recv() => talker.greet(stranger),
                 _ = tell.tick() => talker.tell_load(),
                 () = told_to(&mut stop) => {
                     let _ = talker.foca.leave_cluster(&mut talker.runtime);
@@ -214,11 +227,45 @@ impl Gossip {
     }
 }
 
+impl Gossip {
+    /// Finds the addresses of members that are not known to be alive: at first, and after a partition. Beside
+    /// what hears and answers, for names may take long to be looked up, and with a node its names may be gone.
+    fn strangers(&self, found: mpsc::Sender<Member>) -> impl Future<Output = ()> + use<> {
+        let (me, alive, members) =
+            (self.me.raft_id, Arc::clone(&self.alive), Arc::clone(&self.members));
+        async move {
+            let mut looks = tokio::time::interval(GREET_EVERY);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                looks.tick().await;
+                let away = members().into_iter();
+                let away = away.filter(|(raft_id, _)| *raft_id != me && !alive.has(*raft_id));
+                let found = away.map(async |(raft_id, address)| {
+                    let looked_up =
+                        tokio::time::timeout(FOUND_WITHIN, tokio::net::lookup_host(address)).await;
+                    let address = looked_up.ok()?.ok()?.next()?;
+                    found.send(Member { raft_id, address, life: 0 }).await.ok()
+                });
+                futures::future::join_all(found).await;
+            }
+        }
+    }
+}
+
 async fn told_to(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 impl Talker {
+    /// Hears a datagram, and those that wait behind it.
+    fn hear_all(&mut self, datagram: &mut [u8], mut length: usize) {
+        for _ in 0..HEARD_AT_ONCE {
+            self.hear(&datagram[..length]);
+            let Ok((next, _)) = self.gossip.socket.try_recv_from(datagram) else { return };
+            length = next;
+        }
+    }
+
     fn hear(&mut self, datagram: &[u8]) {
         let Some(message) = self.gossip.keyring.open(datagram) else { return };
         if let Err(error) = self.foca.handle_data(&message, &mut self.runtime) {
@@ -236,17 +283,9 @@ impl Talker {
         }
     }
 
-    /// Says hello to members that are not known to be alive: at first, and after a partition.
-    async fn greet(&mut self) {
-        for (raft_id, address) in (self.gossip.members)() {
-            if raft_id == self.gossip.me.raft_id || self.gossip.alive.has(raft_id) {
-                continue;
-            }
-            let Ok(mut found) = tokio::net::lookup_host(&address).await else { continue };
-            let Some(address) = found.next() else { continue };
-            let stranger = Member { raft_id, address, life: 0 };
-            let _ = self.foca.announce(stranger, &mut self.runtime);
-        }
+    /// Says hello.
+    fn greet(&mut self, stranger: Member) {
+        let _ = self.foca.announce(stranger, &mut self.runtime);
     }
 
     fn tell_load(&mut self) {

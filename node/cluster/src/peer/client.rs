@@ -3,17 +3,22 @@
 
 use std::{
     collections::HashMap,
+    io,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use tokio_rustls::TlsConnector;
 
 use super::{Class, PeerBody, book::AddressBook, name_of, whole};
@@ -24,6 +29,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How long a ping may go unanswered before the connection counts as broken.
 const PONG_WITHIN: Duration = Duration::from_secs(2);
+/// The same for a call that has nobody else to turn to.
+const PONG_WITHIN_ONCE: Duration = Duration::from_secs(15);
 /// Bytes on their way to one node over one connection.
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
 /// Bytes on their way of one request.
@@ -53,22 +60,43 @@ pub enum CallError {
 
 type Sender = http2::SendRequest<PeerBody>;
 
+/// What bytes run over between two nodes.
+pub trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
+
+/// Connects to an address.
+pub type Dial = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Box<dyn Line>>> + Send + Sync>;
+
+/// How other nodes are reached.
+enum Road {
+    /// Over TCP and TLS: each end proves who it is.
+    Tls(TlsConnector),
+    /// Over connections that somebody else makes.
+    Dialed(Dial),
+}
+
 #[derive(Default)]
-struct Line(tokio::sync::Mutex<Option<(String, Sender)>>);
+struct Talk(tokio::sync::Mutex<Option<(String, Sender)>>);
 
 /// The connections of this node to all others.
 pub struct PeerClient {
-    tls: TlsConnector,
+    road: Road,
     from: u64,
     book: Arc<AddressBook>,
-    lines: Mutex<HashMap<(u64, Class), Arc<Line>>>,
+    lines: Mutex<HashMap<(u64, Class), Arc<Talk>>>,
 }
 
 impl PeerClient {
     /// For the node with this number.
     pub fn new(tls: Arc<ClientConfig>, from: u64, book: Arc<AddressBook>) -> Arc<Self> {
-        let lines = Mutex::default();
-        Arc::new(Self { tls: TlsConnector::from(tls), from, book, lines })
+        let road = Road::Tls(TlsConnector::from(tls));
+        Arc::new(Self { road, from, book, lines: Mutex::default() })
+    }
+
+    /// The same over connections that somebody else makes, such as a simulated network.
+    pub fn over(dial: Dial, from: u64, book: Arc<AddressBook>) -> Arc<Self> {
+        Arc::new(Self { road: Road::Dialed(dial), from, book, lines: Mutex::default() })
     }
 
     /// Where nodes are.
@@ -76,7 +104,7 @@ impl PeerClient {
         &self.book
     }
 
-    fn line(&self, to: u64, class: Class) -> Arc<Line> {
+    fn line(&self, to: u64, class: Class) -> Arc<Talk> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(lines.entry((to, class)).or_default())
     }
@@ -93,10 +121,11 @@ impl PeerClient {
             return Ok(sender.clone());
         }
         let name = name_of(to);
-        let sender = tokio::time::timeout(CONNECT_WITHIN, connect(&self.tls, &address, &name))
-            .await
-            .map_err(|_| CallError::Unreached("it did not answer".to_owned()))?
-            .map_err(|error| CallError::Unreached(error.to_string()))?;
+        let sender =
+            tokio::time::timeout(CONNECT_WITHIN, connect(&self.road, &address, &name, PONG_WITHIN))
+                .await
+                .map_err(|_| CallError::Unreached("it did not answer".to_owned()))?
+                .map_err(|error| CallError::Unreached(told(&error)))?;
         *line = Some((address, sender.clone()));
         Ok(sender)
     }
@@ -111,10 +140,10 @@ impl PeerClient {
         let mut sender = self.sender(to, class).await?;
         request.headers_mut().insert(FROM, self.from.into());
         // A connection that is being shut down takes nothing any more.
-        sender.ready().await.map_err(|error| CallError::Unreached(error.to_string()))?;
+        sender.ready().await.map_err(|error| CallError::Unreached(told(&error)))?;
         sender.send_request(request).await.map_err(|error| match error.is_canceled() {
-            true => CallError::Unreached(error.to_string()),
-            false => CallError::Broken(error.to_string()),
+            true => CallError::Unreached(told(&error)),
+            false => CallError::Broken(told(&error)),
         })
     }
 
@@ -131,9 +160,16 @@ impl PeerClient {
             let response = self.send(to, class, post(path, body)).await?;
             collect(response).await
         };
-        let late = |_| CallError::Broken(format!("no answer within {} ms", within.as_millis()));
-        tokio::time::timeout(within, exchange).await.map_err(late)?
+        answered(within, exchange).await
     }
+}
+
+async fn answered(
+    within: Duration,
+    exchange: impl Future<Output = Result<Bytes, CallError>>,
+) -> Result<Bytes, CallError> {
+    let late = |_| CallError::Broken(format!("no answer within {} ms", within.as_millis()));
+    tokio::time::timeout(within, exchange).await.map_err(late)?
 }
 
 fn post(path: &str, body: Bytes) -> Request<PeerBody> {
@@ -144,7 +180,7 @@ fn post(path: &str, body: Bytes) -> Request<PeerBody> {
 async fn collect(response: Response<Incoming>) -> Result<Bytes, CallError> {
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| CallError::Broken(error.to_string()))?.to_bytes();
+    let body = body.map_err(|error| CallError::Broken(told(&*error)))?.to_bytes();
     match status {
         StatusCode::OK => Ok(body),
         StatusCode::CONFLICT => Err(CallError::Said(String::from_utf8_lossy(&body).into_owned())),
@@ -152,21 +188,36 @@ async fn collect(response: Response<Incoming>) -> Result<Bytes, CallError> {
     }
 }
 
-async fn connect(tls: &TlsConnector, address: &str, name: &str) -> std::io::Result<Sender> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let name = ServerName::try_from(name.to_owned()).map_err(std::io::Error::other)?;
-    let stream = tls.connect(name, stream).await?;
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+async fn connect(
+    road: &Road,
+    address: &str,
+    name: &str,
+    pong_within: Duration,
+) -> io::Result<Sender> {
+    let stream: Box<dyn Line> = match road {
+        Road::Tls(tls) => {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+            Box::new(tls.connect(name, stream).await?)
+        }
+        Road::Dialed(dial) => dial(address.to_owned()).await?,
+    };
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    if let Road::Dialed(_) = road {
+        // h2 asks the machine's clock for this one alone; a simulation has another.
+        builder.reset_stream_duration(Duration::from_secs(24 * 3600));
+    }
+    let (sender, connection) = builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PONG_WITHIN)
+        .keep_alive_timeout(pong_within)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .initial_stream_window_size(STREAM_WINDOW)
         .max_frame_size(64 * 1024)
         .handshake(TokioIo::new(stream))
         .await
-        .map_err(std::io::Error::other)?;
+        .map_err(io::Error::other)?;
     tokio::spawn(async move {
         // Whoever waits on it hears of its end.
         let _ = connection.await;
@@ -174,26 +225,51 @@ async fn connect(tls: &TlsConnector, address: &str, name: &str) -> std::io::Resu
     Ok(sender)
 }
 
-/// One call to a node whose number is not known: to join. `from` is who asks, where there is a
-/// certificate for that.
-pub async fn call_once(
-    tls: Arc<ClientConfig>,
-    from: Option<u64>,
-    address: &str,
-    path: &str,
-    body: Bytes,
-) -> Result<(u16, Bytes), CallError> {
-    let tls = TlsConnector::from(tls);
-    let sender = tokio::time::timeout(CONNECT_WITHIN * 5, connect(&tls, address, super::ANY_NODE));
-    let sender = sender.await.map_err(|_| CallError::Unreached("it did not answer".to_owned()))?;
-    let mut sender = sender.map_err(|error| CallError::Unreached(error.to_string()))?;
-    let broken = |error: hyper::Error| CallError::Broken(error.to_string());
-    let mut request = post(path, body);
-    if let Some(from) = from {
-        request.headers_mut().insert(FROM, from.into());
+/// What an error says with what it comes from: "http2 error" alone helps nobody.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// One call by somebody who has nobody else to turn to: a command, or a node that joins. A busy node
+/// is waited for.
+pub struct Once {
+    /// With a certificate, where there is one.
+    pub tls: Arc<ClientConfig>,
+    /// Who asks, where there is a certificate for that.
+    pub from: Option<u64>,
+    /// Who is asked, where its number is known.
+    pub to: Option<u64>,
+}
+
+impl Once {
+    /// Asks whoever listens at the address, with an answer within this time.
+    pub async fn call(
+        &self,
+        address: &str,
+        path: &str,
+        body: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, CallError> {
+        let exchange = async {
+            let mut sender = self.connect(address).await?;
+            let mut request = post(path, body);
+            if let Some(from) = self.from {
+                request.headers_mut().insert(FROM, from.into());
+            }
+            let answer = sender.send_request(request).await;
+            collect(answer.map_err(|error| CallError::Broken(told(&error)))?).await
+        };
+        answered(within, exchange).await
     }
-    let response = sender.send_request(request).await.map_err(broken)?;
-    let status = response.status().as_u16();
-    let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
-    Ok((status, body))
+
+    async fn connect(&self, address: &str) -> Result<Sender, CallError> {
+        let road = Road::Tls(TlsConnector::from(Arc::clone(&self.tls)));
+        let name = self.to.map_or_else(|| super::ANY_NODE.to_owned(), name_of);
+        let connected = connect(&road, address, &name, PONG_WITHIN_ONCE);
+        tokio::time::timeout(CONNECT_WITHIN * 5, connected)
+            .await
+            .map_err(|_| CallError::Unreached("it did not answer".to_owned()))?
+            .map_err(|error| CallError::Unreached(told(&error)))
+    }
 }

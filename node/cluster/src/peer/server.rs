@@ -13,12 +13,18 @@ use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::{ServerConfig, pki_types::CertificateDer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{PeerBody, client::FROM, tls::belongs_to, whole};
+use super::{
+    PeerBody,
+    client::{FROM, Line},
+    tls::belongs_to,
+    whole,
+};
 
 /// Connections of peers at once.
 const CONNECTIONS_MAX: usize = 4096;
@@ -99,15 +105,36 @@ async fn connection(
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await??;
     let certificates = stream.get_ref().1.peer_certificates();
-    let certificate =
-        certificates.and_then(|chain| chain.first()).map(|one| one.clone().into_owned());
-    let visitor = Arc::new(Visitor { certificate, known: OnceLock::new(), answerer });
+    let certificate = certificates.and_then(|chain| chain.first()).cloned();
+    let papers = match certificate {
+        Some(one) => Papers::Certificate(one.into_owned(), OnceLock::new()),
+        None => Papers::None,
+    };
+    talk(stream, Visitor { papers, answerer }).await
+}
+
+/// Answers a node that is known to be at the other end of a connection which somebody else has made,
+/// such as one of a simulated network.
+pub async fn attend(
+    stream: Box<dyn Line>,
+    from: u64,
+    answerer: Arc<dyn Answerer>,
+) -> io::Result<()> {
+    talk(stream, Visitor { papers: Papers::Known(from), answerer }).await
+}
+
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    visitor: Visitor,
+) -> io::Result<()> {
+    let visitor = Arc::new(visitor);
     let service = service_fn(move |request| {
         let visitor = Arc::clone(&visitor);
         async move { Ok::<_, std::convert::Infallible>(visitor.answer(request).await) }
     });
     http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
+        .auto_date_header(false)
         .max_concurrent_streams(STREAMS_MAX)
         .max_pending_accept_reset_streams(GIVEN_UP_MAX)
         .keep_alive_interval(Duration::from_secs(5))
@@ -122,10 +149,18 @@ async fn connection(
 
 /// Whoever is at the other end.
 struct Visitor {
-    certificate: Option<CertificateDer<'static>>,
-    /// The number that its certificate was found to be for.
-    known: OnceLock<u64>,
+    papers: Papers,
     answerer: Arc<dyn Answerer>,
+}
+
+/// What it can show.
+enum Papers {
+    /// A certificate of the cluster, and the number that it was found to be for.
+    Certificate(CertificateDer<'static>, OnceLock<u64>),
+    /// It was made known in another way.
+    Known(u64),
+    /// Nothing.
+    None,
 }
 
 impl Visitor {
@@ -134,7 +169,7 @@ impl Visitor {
         if request.uri().path() == JOIN_PATH {
             return answerer.join(request).await;
         }
-        if request.uri().path() == METRICS_PATH && self.certificate.is_some() {
+        if request.uri().path() == METRICS_PATH && !matches!(self.papers, Papers::None) {
             return answerer.metrics();
         }
         match self.node(&request) {
@@ -143,16 +178,17 @@ impl Visitor {
         }
     }
 
-    /// The node that its certificate says it is.
+    /// The node that its papers say it is.
     fn node(&self, request: &Request<Incoming>) -> Option<u64> {
-        let certificate = self.certificate.as_ref()?;
         let from: u64 = request.headers().get(FROM)?.to_str().ok()?.parse().ok()?;
-        if self.known.get() != Some(&from) {
-            if !belongs_to(certificate, from) {
-                return None;
+        let is_it = match &self.papers {
+            Papers::Certificate(certificate, known) => {
+                let is_it = known.get() == Some(&from) || belongs_to(certificate, from);
+                is_it.then(|| known.set(from)).is_some()
             }
-            let _ = self.known.set(from);
-        }
-        self.answerer.belongs(from).then_some(from)
+            Papers::Known(node) => *node == from,
+            Papers::None => false,
+        };
+        (is_it && self.answerer.belongs(from)).then_some(from)
     }
 }

@@ -75,7 +75,8 @@ impl<M: Machine> AnyGroup for Group<M> {
         async move {
             let parts = body.into_data_stream();
             let parts = parts.map(|part| part.map_err(io::Error::other)).boxed();
-            let received = received::receive(&self.shared.incoming, parts).await;
+            let received =
+                received::receive(&self.shared.incoming, parts, self.shared.state.scribe()).await;
             let (head, rows) = received.map_err(|error| {
                 tracing::warn!(%error, group = self.number, "a snapshot did not arrive");
                 StatusCode::BAD_REQUEST

@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +13,32 @@ use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
 use super::checked::Damaged;
 
 /// Page cache of one file.
-const CACHE_BYTES: usize = 16 * 1024 * 1024;
+const CACHE_BYTES: usize = 8 * 1024 * 1024;
+
+/// How long a disk takes beyond the write itself, asked before each one.
+pub type Pause = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// Who writes to a file.
+#[derive(Clone)]
+pub enum Scribe {
+    /// A thread of its own.
+    Thread,
+    /// A task of the runtime that opens it, so that a simulation has one clock, and disks as slow as it wants.
+    Task(Pause),
+}
+
+impl Scribe {
+    /// Does what may take long: beside the runtime, or where it is called.
+    pub async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        match self {
+            Self::Thread => tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?,
+            Self::Task(_) => work(),
+        }
+    }
+}
 
 /// A process that was killed holds its files for a moment longer.
 const FREE_WITHIN: Duration = Duration::from_secs(2);

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use domain::{
     codec,
     machine::{Answer, Entry, Machine},
+    planted::{self, Bug},
 };
 use openraft::{
     BasicNode, ChangeMembers, Config, Instant as _, Raft, ReadPolicy, SnapshotPolicy,
@@ -34,17 +35,13 @@ use super::{
     members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
     network::PeerNetwork,
     state::{StateFile, StateSnapshot},
-    types::{LogId, Proposal, TypeConfig},
+    types::{LogId, Proposal, Runtime, TypeConfig},
 };
 use crate::{
     forward::{Forwarder, ProposeReply, ReadReply},
     peer::client::PeerClient,
 };
 
-/// Entries after which a snapshot is due.
-const ENTRIES_PER_SNAPSHOT: u64 = 10_000;
-/// Bytes of log after which a snapshot is due.
-const BYTES_PER_SNAPSHOT: u64 = 16 * 1024 * 1024;
 /// How long a change of the replicas may take; a new one catches up in the background.
 const CHANGE_WITHIN: Duration = Duration::from_secs(10);
 /// How long a replica that answered last counts as answering.
@@ -96,6 +93,27 @@ pub struct Shared {
     pub timeouts: Timeouts,
     /// How long a change may take before its outcome is called unknown.
     pub deadline: Duration,
+    /// When snapshots are due.
+    pub snapshots: Snapshots,
+    /// Where chance begins: the same seed, clock and messages give the same elections.
+    pub seed: u64,
+}
+
+/// When a snapshot is due, and what it leaves of the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Snapshots {
+    /// After so many entries.
+    pub entries: u64,
+    /// After so many bytes of log.
+    pub bytes: u64,
+    /// Entries that stay for replicas that lag.
+    pub kept: u64,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        Self { entries: 10_000, bytes: 16 * 1024 * 1024, kept: 5000 }
+    }
 }
 
 /// Names the leader of a group that this node is not part of.
@@ -141,16 +159,19 @@ impl<M: Machine> Group<M> {
         let machine = GroupMachine::<M>::open(number, &shared.state, listener)?;
         let replica = machine.replica();
         let log = shared.log.group(number)?;
-        let config = config(number, shared.timeouts).map_err(io::Error::other)?;
+        let config = config(number, shared).map_err(io::Error::other)?;
         let network = PeerNetwork { peers: Arc::clone(&shared.peers), group: number };
-        let raft = Raft::new(shared.node, Arc::new(config), network, log.clone(), machine)
-            .await
-            .map_err(io::Error::other)?;
+        let started = Raft::new(shared.node, Arc::new(config), network, log.clone(), machine);
+        let seed = shared.seed.wrapping_add(u64::from(number));
+        let raft = Runtime::scope(seed, started).await.map_err(io::Error::other)?;
         if let Some(address) = founds
             && !raft.is_initialized().await.map_err(io::Error::other)?
         {
             let members = BTreeMap::from([(shared.node, BasicNode::new(address))]);
             raft.initialize(members).await.map_err(io::Error::other)?;
+        } else if is_only_voter(&raft, shared.node) {
+            // There is nobody to wait for.
+            raft.trigger().elect(false).await.map_err(io::Error::other)?;
         }
         let forwarder =
             Forwarder::new(number, shared.node, Arc::clone(&shared.peers), shared.deadline, hint);
@@ -318,6 +339,9 @@ impl<M: Machine> Group<M> {
     /// majority was. `None` if never since this node started.
     pub fn heard(&self) -> Option<Duration> {
         if self.leading_term().is_some() {
+            if is_only_voter(&self.raft, self.shared.node) {
+                return Some(Duration::ZERO);
+            }
             let acked = self.raft.metrics().borrow_watched().last_quorum_acked?;
             return Some(acked.elapsed());
         }
@@ -344,8 +368,8 @@ impl<M: Machine> Group<M> {
         let applied = metrics.last_applied.map_or(0, |id| id.index);
         let kept_from = metrics.snapshot.map_or(0, |id| id.index);
         let entries = applied.saturating_sub(kept_from);
-        let due = entries >= ENTRIES_PER_SNAPSHOT
-            || entries > 0 && self.log.grown_bytes() >= BYTES_PER_SNAPSHOT;
+        let due = entries >= self.shared.snapshots.entries
+            || entries > 0 && self.log.grown_bytes() >= self.shared.snapshots.bytes;
         if due {
             self.snapshot().await;
         }
@@ -356,14 +380,14 @@ impl<M: Machine> Group<M> {
     pub async fn export(&self) -> io::Result<Export> {
         self.refresh().await.map_err(io::Error::other)?;
         let (file, group) = (Arc::clone(&self.shared.state), self.number);
-        let read = tokio::task::spawn_blocking(move || {
+        let read = move || {
             file.flush();
             let rows = file.snapshot(group)?;
             let applied = rows.applied()?.unwrap_or_default();
             let place = applied.log.ok_or_else(|| io::Error::other("the group is empty"))?;
             Ok(Export { term: place.committed_leader_id().term, index: place.index, rows })
-        });
-        read.await.map_err(io::Error::other)?
+        };
+        self.shared.state.scribe().aside(read).await
     }
 
     async fn snapshot(&self) {
@@ -449,9 +473,10 @@ impl<M: Machine> Group<M> {
         let config = metrics.membership_config.membership();
         let voters: BTreeSet<u64> = config.voter_ids().collect();
         let learners: BTreeSet<u64> = config.learner_ids().collect();
-        let is_joint = config.get_joint_config().len() > 1;
+        let joint = config.get_joint_config();
+        let half_way = joint.last().filter(|_| joint.len() > 1).cloned();
         let committed = metrics.committed_membership_config.log_id();
-        let in_flux = is_joint || committed != metrics.membership_config.log_id();
+        let in_flux = committed != metrics.membership_config.log_id();
         let last = metrics.last_log_index.unwrap_or(0);
         let answers =
             |id: &u64| {
@@ -467,15 +492,17 @@ impl<M: Machine> Group<M> {
             .map(|(id, at)| (id, last.saturating_sub(at.map_or(0, |at| at.index))))
             .collect();
         let (me, trailing) = (self.shared.node, 0);
-        Some(Present { me, voters, learners, in_flux, behind, trailing })
+        Some(Present { me, voters, learners, in_flux, half_way, behind, trailing })
     }
 
     /// What the group looks like from here, for operators.
     pub fn view(&self) -> View {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let config = metrics.membership_config.membership();
+        let silence = self.shared.timeouts.silence();
+        let is_heard = self.heard().is_some_and(|heard| heard <= silence);
         View {
-            leader: metrics.current_leader,
+            leader: metrics.current_leader.filter(|_| is_heard),
             term: metrics.current_term,
             voters: config.voter_ids().collect(),
             learners: config.learner_ids().collect(),
@@ -552,7 +579,7 @@ impl Changes {
 /// A group as one of its nodes sees it.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The leader.
+    /// The leader, if it was heard of lately; where this node leads, if a majority was.
     pub leader: Option<u64>,
     /// The term.
     pub term: u64,
@@ -570,6 +597,13 @@ pub struct View {
     pub contact: BTreeMap<u64, Duration>,
 }
 
+fn is_only_voter<M: Machine>(raft: &Raft<TypeConfig, GroupMachine<M>>, node: u64) -> bool {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow_watched();
+    let voters = metrics.membership_config.membership().voter_ids();
+    voters.collect::<BTreeSet<u64>>() == BTreeSet::from([node])
+}
+
 /// Where an entry should go instead.
 fn elsewhere(forward: ForwardToLeader<TypeConfig>) -> NotWritten {
     match forward.reason {
@@ -581,7 +615,8 @@ fn elsewhere(forward: ForwardToLeader<TypeConfig>) -> NotWritten {
     }
 }
 
-fn config(number: u16, timeouts: Timeouts) -> Result<Config, openraft::ConfigError> {
+fn config(number: u16, shared: &Shared) -> Result<Config, openraft::ConfigError> {
+    let timeouts = shared.timeouts;
     Config {
         cluster_name: format!("roost-{number}"),
         heartbeat_interval: timeouts.heartbeat,
@@ -589,9 +624,12 @@ fn config(number: u16, timeouts: Timeouts) -> Result<Config, openraft::ConfigErr
         election_timeout_min: timeouts.election_min,
         election_timeout_max: timeouts.election_max,
         enable_pre_vote: Some(true),
+        // Followers may have entries that this node lost with its power, before they were synced: in the
+        // same term it would give their places to others.
+        enable_leader_restore: Some(planted::has(Bug::LeaderRestored)),
         max_payload_entries: 1024,
         snapshot_policy: SnapshotPolicy::Never,
-        max_in_snapshot_log_to_keep: 5000,
+        max_in_snapshot_log_to_keep: shared.snapshots.kept,
         purge_batch_size: 512,
         install_snapshot_timeout: 600_000,
         backoff: "50ms 100ms 200ms 300ms 500ms".to_owned(),

@@ -28,10 +28,11 @@ use openraft::{
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     checked::{self, Damaged},
+    disk::{Pause, Scribe},
     fatal,
     scrub::{Pace, Scrubbed},
     types::{Entry, LogId, TypeConfig, Vote},
@@ -85,11 +86,18 @@ pub struct LogFile {
     figures: LogFigures,
     database: Arc<Database>,
     operations: Mutex<mpsc::Sender<Operation>>,
+    /// Wakes a writer that is a task.
+    bell: Arc<Notify>,
 }
 
 impl LogFile {
-    /// Starts the writer of an open file.
+    /// Starts the writer of an open file, as a thread of its own.
     pub fn start(database: Database) -> io::Result<Arc<Self>> {
+        Self::start_with(database, Scribe::Thread)
+    }
+
+    /// Starts this writer of an open file.
+    pub fn start_with(database: Database, scribe: Scribe) -> io::Result<Arc<Self>> {
         let database = Arc::new(database);
         let write = database.begin_write().map_err(io::Error::other)?;
         write.open_table(ENTRIES).map_err(io::Error::other)?;
@@ -102,8 +110,17 @@ impl LogFile {
             late: BTreeMap::new(),
             figures: figures.clone(),
         };
-        thread::Builder::new().name("raft-log".to_owned()).spawn(move || writer.run(&receiver))?;
-        Ok(Arc::new(Self { figures, database, operations: Mutex::new(sender) }))
+        let bell = Arc::new(Notify::new());
+        match scribe {
+            Scribe::Thread => {
+                let thread = thread::Builder::new().name("raft-log".to_owned());
+                thread.spawn(move || writer.run(&receiver))?;
+            }
+            Scribe::Task(pace) => {
+                tokio::spawn(writer.run_as_task(receiver, Arc::clone(&bell), pace));
+            }
+        }
+        Ok(Arc::new(Self { figures, database, operations: Mutex::new(sender), bell }))
     }
 
     /// What is measured of the file.
@@ -193,7 +210,9 @@ impl LogFile {
 
     fn send(&self, operation: Operation) -> io::Result<()> {
         let sender = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
-        sender.send(operation).map_err(|_| io::Error::other("the log's writer has stopped"))
+        let sent = sender.send(operation);
+        self.bell.notify_one();
+        sent.map_err(|_| io::Error::other("the log's writer has stopped"))
     }
 }
 
@@ -260,17 +279,33 @@ impl Writer {
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             };
             let rest = operations.try_iter().take(OPERATIONS_PER_COMMIT);
-            let mut batch: Vec<Operation> = first.into_iter().chain(rest).collect();
-            self.keep_late_marks(&mut batch);
-            if let Err(error) = self.commit(&batch) {
-                fatal("the raft log could not be written", &error);
-            }
-            batch.into_iter().for_each(Operation::answer);
+            self.carry_out(first.into_iter().chain(rest).collect());
         }
         // The node is stopping: nothing waits any more, the marks are still worth a write.
         if !self.late.is_empty() {
             let _ = self.commit(&[]);
         }
+    }
+
+    async fn run_as_task(
+        mut self,
+        operations: mpsc::Receiver<Operation>,
+        bell: Arc<Notify>,
+        pace: Pause,
+    ) {
+        loop {
+            let _ = tokio::time::timeout(COMMITTED_ALONE_AFTER, bell.notified()).await;
+            tokio::time::sleep(pace()).await;
+            self.carry_out(operations.try_iter().collect());
+        }
+    }
+
+    fn carry_out(&mut self, mut batch: Vec<Operation>) {
+        self.keep_late_marks(&mut batch);
+        if let Err(error) = self.commit(&batch) {
+            fatal("the raft log could not be written", &error);
+        }
+        batch.into_iter().for_each(Operation::answer);
     }
 
     /// A lone `committed` mark is not worth an fsync.

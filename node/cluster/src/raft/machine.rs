@@ -193,12 +193,12 @@ pub struct SnapshotBuilder {
 impl SnapshotBuilder {
     async fn build(&self) -> io::Result<Option<SnapshotOf<TypeConfig, StateSnapshot>>> {
         let (file, group) = (Arc::clone(&self.file), self.group);
-        let built = tokio::task::spawn_blocking(move || {
+        let build = move || {
             file.flush();
             let snapshot = file.snapshot(group)?;
-            Ok::<_, io::Error>((snapshot.applied()?, snapshot))
-        });
-        let (applied, snapshot) = built.await.map_err(io::Error::other)??;
+            Ok((snapshot.applied()?, snapshot))
+        };
+        let (applied, snapshot) = self.file.scribe().aside(build).await?;
         let Some(applied) = applied.filter(|applied| applied.log.is_some()) else {
             return Ok(None);
         };
@@ -269,7 +269,7 @@ impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
             };
             held.file.install(held.group, &applied, &snapshot, reload)
         };
-        tokio::task::spawn_blocking(install).await.map_err(io::Error::other)?
+        self.held.file.scribe().aside(install).await
     }
 
     async fn get_current_snapshot(

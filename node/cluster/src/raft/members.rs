@@ -1,6 +1,6 @@
 //! From the replicas that a group has to the replicas that it should have, one step at a time. The
-//! group's own leader takes the steps: learners first, voters once they have caught up, and nobody
-//! leaves before a replacement is in.
+//! group's own leader takes the steps: learners first, voters once they have caught up, nobody
+//! leaves before a replacement is in, and never do those vote alone of whom a majority does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,6 +31,9 @@ pub struct Present {
     pub learners: BTreeSet<u64>,
     /// A change of these is not committed yet.
     pub in_flux: bool,
+    /// A change of voters that was begun and not ended, such as by a leader that died in between: who is
+    /// to vote then. Until it is ended, a majority of the old and one of the new voters must agree.
+    pub half_way: Option<BTreeSet<u64>>,
     /// How many entries each replica lacks; those that do not answer are missing.
     pub behind: BTreeMap<u64, u64>,
     /// How many it may lack to count as caught up.
@@ -52,7 +55,19 @@ pub enum Step {
 
 /// The next step, if there is one.
 pub fn next_step(present: &Present, wanted: &Wanted) -> Option<Step> {
-    if present.in_flux || wanted.voters.is_empty() {
+    if present.in_flux {
+        return None;
+    }
+    if let Some(voters) = &present.half_way {
+        if planted::has(Bug::ChangeHalfWay) {
+            return None;
+        }
+        return match voters.contains(&present.me) {
+            true => Some(Step::SetVoters(voters.clone())),
+            false => heir(present, voters, wanted).map(Step::Transfer),
+        };
+    }
+    if wanted.voters.is_empty() {
         return None;
     }
     let all: BTreeSet<u64> = wanted.voters.union(&wanted.learners).copied().collect();
@@ -69,7 +84,7 @@ pub fn next_step(present: &Present, wanted: &Wanted) -> Option<Step> {
         return grown.or_else(|| heir(present, &voters, wanted).map(Step::Transfer));
     }
     if voters != present.voters {
-        return Some(Step::SetVoters(voters));
+        return present.can_agree(&voters).then_some(Step::SetVoters(voters));
     }
     let idle: BTreeSet<u64> = present.learners.difference(&all).copied().collect();
     if !idle.is_empty() {
@@ -98,6 +113,12 @@ fn heir(present: &Present, voters: &BTreeSet<u64>, wanted: &Wanted) -> Option<u6
 impl Present {
     fn has_caught_up(&self, id: u64) -> bool {
         self.behind.get(&id).is_some_and(|behind| *behind <= self.trailing)
+    }
+
+    /// Whether a majority of these answers.
+    fn can_agree(&self, voters: &BTreeSet<u64>) -> bool {
+        let answer = |id: &&u64| **id == self.me || self.behind.contains_key(id);
+        voters.iter().filter(answer).count() * 2 > voters.len()
     }
 
     /// A transfer to one that is not there leaves the group without a leader for a while.
@@ -132,6 +153,7 @@ mod tests {
                 present.learners.extend(out);
                 present.learners.retain(|id| !voters.contains(id));
                 present.voters.clone_from(voters);
+                present.half_way = None;
             }
             Step::Drop(ids) => present.learners.retain(|id| !ids.contains(id)),
             Step::Transfer(id) => present.me = *id,
@@ -186,6 +208,17 @@ mod tests {
     }
 
     #[test]
+    fn nobody_leaves_who_is_needed_for_a_majority() {
+        let mut present = alone();
+        present.voters = set(&[1, 2, 3]);
+        present.behind.extend([(2, 0)]);
+        assert_eq!(next_step(&present, &wanted(&[1, 3], &[])), None, "3 does not answer");
+        present.behind.extend([(3, 0)]);
+        let step = next_step(&present, &wanted(&[1, 3], &[]));
+        assert_eq!(step, Some(Step::SetVoters(set(&[1, 3]))));
+    }
+
+    #[test]
     fn a_leader_that_leaves_hands_over_first() {
         let mut present = alone();
         present.voters = set(&[1, 2, 3]);
@@ -199,6 +232,21 @@ mod tests {
         assert_eq!(said, steps);
     }
 
+    #[test]
+    fn a_change_that_another_leader_began_is_ended() {
+        let mut present = alone();
+        present.voters = set(&[1, 2, 3, 4]);
+        present.half_way = Some(set(&[2, 3, 4]));
+        present.behind.extend([(3, 0)]);
+        let mut said = vec![];
+        while let Some(step) = next_step(&present, &wanted(&[2, 3, 4], &[])) {
+            obey(&mut present, &step);
+            said.push(step);
+        }
+        let steps = [Step::Transfer(3), Step::SetVoters(set(&[2, 3, 4])), Step::Drop(set(&[1]))];
+        assert_eq!(said, steps);
+    }
+
     proptest! {
         /// Whatever is wanted is reached, and a majority of the old voters is never thrown away
         /// for replicas that have not caught up.
@@ -207,11 +255,16 @@ mod tests {
             voters in prop::collection::btree_set(1_u64..9, 1..6),
             learners in prop::collection::btree_set(1_u64..9, 0..4),
             goal in prop::collection::btree_set(1_u64..9, 1..6),
+            begun in prop::collection::btree_set(1_u64..9, 0..6),
         ) {
             let me = *voters.first().expect("one at least");
             let learners: BTreeSet<u64> = learners.difference(&voters).copied().collect();
             let behind = voters.union(&learners).map(|id| (*id, 0)).collect();
-            let mut present = Present { me, voters, learners, in_flux: false, behind, trailing: 0 };
+            let begun: BTreeSet<u64> = begun.intersection(&voters).copied().collect();
+            let half_way = (!begun.is_empty()).then_some(begun);
+            let in_flux = false;
+            let mut present =
+                Present { me, voters, learners, in_flux, half_way, behind, trailing: 0 };
             let wanted = Wanted { voters: goal, ..Wanted::default() };
             for _ in 0..40 {
                 let Some(step) = next_step(&present, &wanted) else { break };

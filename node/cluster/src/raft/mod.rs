@@ -12,6 +12,7 @@ pub mod offline;
 pub mod received;
 pub mod scrub;
 pub mod state;
+pub mod step;
 pub mod types;
 
 /// Ends the process: what this says has failed can't be trusted any more. A node dies as a whole,

@@ -179,6 +179,7 @@ impl RaftNetworkV2<TypeConfig> for Way {
             unpack(&bytes).map_err(|error| NetworkError::new(&error).into())
         };
         tokio::select! {
+            biased;
             sent = send => sent,
             closed = cancel => Err(closed.into()),
             () = tokio::time::sleep(SNAPSHOT_WITHIN) => {

@@ -3,15 +3,15 @@
 
 use std::{
     fs,
-    io::{self, BufReader, Read as _},
+    io::{self, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _, stream};
-use tokio::{io::AsyncWriteExt as _, sync::mpsc};
+use tokio::sync::mpsc;
 
-use super::state::StateSnapshot;
+use super::{disk::Scribe, state::StateSnapshot};
 
 /// Bytes that are sent in one piece.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -40,7 +40,16 @@ impl Drop for ReceivedRows {
 pub fn stream(
     snapshot: StateSnapshot,
     head: Bytes,
+    scribe: &Scribe,
 ) -> impl Stream<Item = io::Result<Bytes>> + use<> {
+    if let Scribe::Task(_) = scribe {
+        let mut pieces = vec![];
+        let written = write(&snapshot, &head, |piece| {
+            pieces.push(Ok(piece));
+            Ok(())
+        });
+        return stream::iter(pieces.into_iter().chain(written.err().map(Err))).left_stream();
+    }
     let (sender, mut receiver) = mpsc::channel(PIECES_WAITING);
     tokio::task::spawn_blocking(move || {
         let gone = || io::Error::other("the peer is gone");
@@ -50,7 +59,7 @@ pub fn stream(
             let _ = sender.blocking_send(Err(error));
         }
     });
-    stream::poll_fn(move |cx| receiver.poll_recv(cx))
+    stream::poll_fn(move |cx| receiver.poll_recv(cx)).right_stream()
 }
 
 /// Writes a snapshot's bytes, piece by piece.
@@ -90,11 +99,12 @@ pub fn write(
 pub async fn receive(
     folder: &Path,
     mut bytes: impl Stream<Item = io::Result<Bytes>> + Unpin,
+    scribe: &Scribe,
 ) -> io::Result<(Bytes, ReceivedRows)> {
     fs::create_dir_all(folder)?;
     let path = folder.join(format!("{:016x}", rand::random::<u64>()));
     let mut rows = ReceivedRows { path: path.clone(), bytes: 0 };
-    let mut file = tokio::fs::File::create(&path).await?;
+    let mut file = scribe.aside(move || fs::File::create(path)).await?;
     let mut start = BytesMut::new();
     let head = loop {
         if let Some(head) = head(&mut start)? {
@@ -111,13 +121,12 @@ pub async fn receive(
         let part = held.split_to(ready);
         sum = crc32c::crc32c_append(sum, &part);
         rows.bytes += part.len() as u64;
-        file.write_all(&part).await?;
+        file = scribe.aside(move || file.write_all(&part).map(|()| file)).await?;
         match bytes.next().await {
             Some(more) => held.extend_from_slice(&more?),
             None => break,
         }
     }
-    file.flush().await?;
     if held.as_ref() != sum.to_be_bytes() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the snapshot is damaged"));
     }

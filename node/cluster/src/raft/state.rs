@@ -23,7 +23,9 @@ use redb::{Database, ReadTransaction, ReadableDatabase as _, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    checked, fatal,
+    checked,
+    disk::Scribe,
+    fatal,
     log::COMMIT_SECONDS,
     received,
     scrub::{Pace, Scrubbed},
@@ -76,6 +78,7 @@ pub struct StateFigures {
 pub struct StateFile {
     figures: StateFigures,
     database: Database,
+    scribe: Scribe,
     groups: Mutex<Vec<Arc<dyn Flush>>>,
     writing: Mutex<()>,
     stop: Mutex<bool>,
@@ -83,8 +86,13 @@ pub struct StateFile {
 }
 
 impl StateFile {
-    /// Starts the flusher of an open file.
+    /// Starts the flusher of an open file, as a thread of its own.
     pub fn start(database: Database) -> io::Result<Arc<Self>> {
+        Self::start_with(database, Scribe::Thread)
+    }
+
+    /// Starts this flusher of an open file.
+    pub fn start_with(database: Database, scribe: Scribe) -> io::Result<Arc<Self>> {
         let write = database.begin_write().map_err(io::Error::other)?;
         write.open_table(ROWS).map_err(io::Error::other)?;
         write.open_table(APPLIED).map_err(io::Error::other)?;
@@ -92,21 +100,41 @@ impl StateFile {
         let file = Arc::new(Self {
             figures: StateFigures { seconds: Histogram::new(COMMIT_SECONDS) },
             database,
+            scribe: scribe.clone(),
             groups: Mutex::new(vec![]),
             writing: Mutex::new(()),
             stop: Mutex::new(false),
             wake: Condvar::new(),
         });
         let flusher = Arc::downgrade(&file);
-        thread::Builder::new().name("state-flush".to_owned()).spawn(move || {
-            while let Some(file) = flusher.upgrade() {
-                if file.nap() {
-                    break;
-                }
-                file.flush();
+        match scribe {
+            Scribe::Thread => {
+                let thread = thread::Builder::new().name("state-flush".to_owned());
+                thread.spawn(move || {
+                    while let Some(file) = flusher.upgrade() {
+                        if file.nap() {
+                            break;
+                        }
+                        file.flush();
+                    }
+                })?;
             }
-        })?;
+            Scribe::Task(pace) => {
+                tokio::spawn(async move {
+                    loop {
+                        tokio::time::sleep(FLUSH_EVERY + pace()).await;
+                        let Some(file) = flusher.upgrade() else { break };
+                        file.flush();
+                    }
+                });
+            }
+        }
         Ok(file)
+    }
+
+    /// Who writes, and does what takes long.
+    pub fn scribe(&self) -> &Scribe {
+        &self.scribe
     }
 
     /// What is measured of the file.
@@ -180,7 +208,8 @@ impl StateFile {
     /// What is durable of one group now.
     pub fn snapshot(self: &Arc<Self>, group: u16) -> io::Result<StateSnapshot> {
         let read = self.database.begin_read().map_err(io::Error::other)?;
-        Ok(StateSnapshot(Rows::Written { group, read: Arc::new(read) }))
+        let scribe = self.scribe.clone();
+        Ok(StateSnapshot(Rows::Written { group, read: Arc::new(read), scribe }))
     }
 
     /// Puts a snapshot in the place of all rows of `group`; `reload` runs before the next flush.
@@ -278,7 +307,7 @@ pub struct StateSnapshot(Rows);
 
 #[derive(Clone)]
 enum Rows {
-    Written { group: u16, read: Arc<ReadTransaction> },
+    Written { group: u16, read: Arc<ReadTransaction>, scribe: Scribe },
     Received(Arc<received::ReceivedRows>),
 }
 
@@ -299,7 +328,7 @@ impl StateSnapshot {
 
     /// How far the log was applied; `None` for a group that was never written.
     pub fn applied(&self) -> io::Result<Option<Applied>> {
-        let Rows::Written { group, read } = &self.0 else { return Ok(None) };
+        let Rows::Written { group, read, .. } = &self.0 else { return Ok(None) };
         let table = read.open_table(APPLIED).map_err(io::Error::other)?;
         let row = table.get(*group).map_err(io::Error::other)?;
         let read = |bytes: redb::AccessGuard<'_, &[u8]>| {
@@ -315,7 +344,7 @@ impl StateSnapshot {
         mut visit: impl FnMut(u8, &[u8], &[u8]) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
         let (group, read) = match &self.0 {
-            Rows::Written { group, read } => (*group, read),
+            Rows::Written { group, read, .. } => (*group, read),
             Rows::Received(rows) => return rows.rows(visit),
         };
         let table = read.open_table(ROWS)?;
@@ -336,7 +365,11 @@ impl StateSnapshot {
         &self,
         head: bytes::Bytes,
     ) -> impl Stream<Item = io::Result<bytes::Bytes>> + use<> {
-        received::stream(self.clone(), head)
+        let scribe = match &self.0 {
+            Rows::Written { scribe, .. } => scribe.clone(),
+            Rows::Received(_) => Scribe::Thread,
+        };
+        received::stream(self.clone(), head, &scribe)
     }
 }
 

@@ -7,6 +7,8 @@ use bytes::Bytes;
 use openraft::BasicNode;
 use serde::{Deserialize, Serialize};
 
+use super::step::InStep;
+
 /// An encoded [`domain::machine::Entry`].
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal(pub Bytes);
@@ -27,6 +29,9 @@ impl fmt::Display for Proposal {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered(pub Bytes);
 
+/// Runs the groups' tasks: tokio in step, with dice that fall as [`super::group::Shared::seed`] says.
+pub type Runtime = openraft::rt::deterministic_rng::DeterministicRng<InStep>;
+
 openraft::declare_raft_types!(
     /// All groups of all nodes.
     pub TypeConfig:
@@ -36,6 +41,7 @@ openraft::declare_raft_types!(
         Node = BasicNode,
         // One leader per term, so that a term alone can serve as a fence.
         LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
+        AsyncRuntime = Runtime,
 );
 
 /// A line of a group's log.

@@ -1,0 +1,178 @@
+//! Limits hold on all nodes together: at the edges of windows, while leaders move, and for strangers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use serde_json::json;
+use tests::{Cluster, Customer};
+use tokio::time::Instant;
+
+/// How long all nodes are asked: until the first window has ended and what left it was asked for again.
+const ASKED_FOR: Duration = Duration::from_secs(90);
+const BETWEEN: Duration = Duration::from_millis(150);
+
+/// Calls of one organization that were allowed, by the second in which a node answered.
+struct Asked {
+    allowed: BTreeMap<u64, u64>,
+    /// Seconds in which anything was answered: while a leader is sought nobody hears anything, and asks nothing.
+    answered: BTreeSet<u64>,
+    strange: Vec<u16>,
+}
+
+/// Asks all nodes in turn, and from time to time with many calls at once, until the time is up.
+async fn keep_asking(callers: Vec<Customer>, burst: usize) -> Asked {
+    let began = Instant::now();
+    let mut asked = Asked { allowed: BTreeMap::new(), answered: BTreeSet::new(), strange: vec![] };
+    let mut round = 0;
+    while began.elapsed() < ASKED_FOR {
+        let at_once = if round % 20 == 0 { burst } else { 4 };
+        let calls = (0..at_once).map(|call| {
+            let caller = &callers[(round + call) % callers.len()];
+            async move { caller.get("/v1/clouds").await }
+        });
+        for answer in join_all(calls).await {
+            let at = seconds_of(answer.body["meta"]["timestamp"].as_str().expect("a time"));
+            asked.answered.insert(at);
+            match answer.status {
+                200 => *asked.allowed.entry(at).or_default() += 1,
+                429 => {}
+                other => asked.strange.push(other),
+            }
+        }
+        round += 1;
+        tokio::time::sleep(BETWEEN).await;
+    }
+    asked
+}
+
+/// Seconds of a time of the day, which is enough for a minute or two; a day's end is counted through.
+fn seconds_of(text: &str) -> u64 {
+    let time = text.split('T').nth(1).expect("a time");
+    let part = |from: usize| time[from..from + 2].parse::<u64>().expect("a number");
+    let seconds = part(0) * 3600 + part(3) * 60 + part(6);
+    if part(0) < 12 { seconds + 86_400 } else { seconds }
+}
+
+impl Asked {
+    fn allowed_in(&self, seconds: std::ops::Range<u64>) -> u64 {
+        self.allowed.range(seconds).map(|(_, calls)| calls).sum()
+    }
+
+    /// The most of any window of so many seconds.
+    fn most(&self, seconds: u64) -> u64 {
+        let all = self.answered.iter().map(|from| self.allowed_in(*from..from + seconds));
+        all.max().unwrap_or(0)
+    }
+
+    /// The least of any window with so many seconds in which somebody was answered.
+    fn least(&self, seconds: usize) -> u64 {
+        let answered: Vec<u64> = self.answered.iter().copied().collect();
+        let whole = &answered[..answered.len().saturating_sub(2)];
+        let all = whole.windows(seconds).map(|one| self.allowed_in(one[0]..one[seconds - 1] + 1));
+        all.min().expect("nodes answered for long enough")
+    }
+}
+
+#[tokio::test]
+async fn tiers_are_exact_on_one_node_at_every_edge_of_a_window() {
+    tiers_are_exact(1, &[]).await;
+}
+
+#[tokio::test]
+async fn tiers_are_exact_on_three_nodes_at_every_edge_of_a_window_while_leaders_move() {
+    tiers_are_exact(3, &[0, 1]).await;
+}
+
+#[tokio::test]
+async fn tiers_are_exact_on_five_nodes_at_every_edge_of_a_window_while_leaders_move() {
+    tiers_are_exact(5, &[1, 2]).await;
+}
+
+/// Two tiers at once, in turn and in bursts, while these nodes give their leaders away, one after the other.
+async fn tiers_are_exact(nodes: usize, drained: &[usize]) {
+    let cluster = Cluster::at_rest(nodes);
+    let tiers = [("starter", 60), ("pro", 300)];
+    let mut asking = vec![];
+    for (tier, limit) in tiers {
+        let person = cluster.customer(0).organization(tier, tier).await;
+        let callers: Vec<_> = (0..nodes).map(|node| cluster.caller(node, &person.key)).collect();
+        // The login's own calls are no calls of the organization.
+        asking.push((tier, limit, tokio::spawn(keep_asking(callers, 40))));
+    }
+    for &node in drained {
+        tokio::time::sleep(ASKED_FOR / 4).await;
+        let answer = cluster.operate(node, &["cluster", "drain"]);
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        tokio::time::sleep(ASKED_FOR / 8).await;
+        assert!(cluster.operate(node, &["cluster", "activate"]).status.success());
+    }
+    for (tier, limit, asked) in asking {
+        let asked = asked.await.expect("it asked");
+        assert!(asked.strange.is_empty(), "{tier}: {:?}", asked.strange);
+        // A call is counted a moment before its answer is made: 59 whole seconds are surely in a window.
+        let most = asked.most(59);
+        // What leaves the window is asked for again within seconds.
+        let least = asked.least(64);
+        assert!(most <= limit, "{tier}: {most} of {limit} within a minute");
+        assert!(least * 100 >= limit * 98, "{tier}: only {least} of {limit} within a minute");
+    }
+}
+
+#[tokio::test]
+async fn strangers_are_counted_once_whichever_node_they_ask() {
+    let cluster = Cluster::of(3);
+    let mut statuses = vec![];
+    for call in 0..45 {
+        let stranger = cluster.caller(call % 3, "ic_live_wrong");
+        statuses.push(stranger.get("/v1/clouds").await.status);
+    }
+    let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(401), count(429)), (30, 15), "{statuses:?}");
+}
+
+#[tokio::test]
+async fn a_keys_own_limit_is_counted_once_whichever_node_is_asked() {
+    let cluster = Cluster::of(3);
+    let wanted = json!({ "name": "slow", "rate_limit": 20 });
+    let made = cluster.customer(0).post("/v1/api-keys", &wanted).await.data(201);
+    let key = made["key"].as_str().expect("a key");
+    let callers: Vec<Customer> = (0..3).map(|node| cluster.caller(node, key)).collect();
+    let calls = (0..60).map(|call| callers[call % 3].get("/v1/clouds"));
+    let statuses: Vec<u16> = join_all(calls).await.iter().map(|answer| answer.status).collect();
+    let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(200), count(429)), (20, 40), "{statuses:?}");
+    cluster.customer(1).get("/v1/clouds").await.data(200);
+}
+
+const SLEEPS: [(&str, &str); 1] = [(
+    "agent.py",
+    "import time\ndef invoke(input, context):\n    time.sleep(input)\n    return 'done'\n",
+)];
+
+#[tokio::test]
+async fn calls_in_flight_are_counted_on_all_nodes_together() {
+    let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__TIERS__STARTER", "100000/1000000")]);
+    let person = cluster.customer(0).organization("small", "starter").await;
+    let agent = person.deploy("sleeper", &SLEEPS).await;
+    let callers: Vec<_> = (0..3).map(|node| cluster.caller(node, &person.key)).collect();
+    let at_once = async |nodes: &[usize], calls: usize| {
+        let calls = (0..calls).map(|call| {
+            let (caller, agent) = (&callers[nodes[call % nodes.len()]], &agent);
+            // Longer than the last of them may take to come in: one that comes when another has ended may pass.
+            async move { caller.invoke(agent, &json!(4)).await.status }
+        });
+        let statuses = join_all(calls).await;
+        let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+        assert_eq!(count(200) + count(429), statuses.len(), "{statuses:?}");
+        count(200)
+    };
+    // Spread over all nodes; then what the others held a moment ago is one node's to use.
+    assert_eq!(at_once(&[0, 1, 2], 60).await, 20);
+    for node in 0..3 {
+        assert_eq!(at_once(&[node], 24).await, 20, "node {node}");
+    }
+    assert_eq!(at_once(&[0, 2], 40).await, 20);
+}

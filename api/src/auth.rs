@@ -166,23 +166,19 @@ impl Shared {
     ) -> std::result::Result<Session, Problem> {
         let email = email.trim().to_lowercase();
         let user = self.service.directory().await?.read().user_by_email(&email);
-        let operator = self.service.world.directory().read().operator();
-        let org = user.as_ref().map(|user| user.org).or(operator).ok_or_else(wrong_login)?;
         let guess =
             hash_key(&self.settings.pepper, &format!("login|{email}|{}", address.network()));
         let hash = user.as_ref().map(|user| user.password_hash.clone());
-        if user.is_some() {
-            auditing::belongs_to(Whose::anonymous(Tenant { org, mode }));
+        if let Some(user) = &user {
+            auditing::belongs_to(Whose::anonymous(Tenant { org: user.org, mode }));
         }
         let is_right = self.passwords.is_right(password, hash).await?;
-        let Some(user) = user.filter(|_| is_right) else {
-            self.service.note_login(org, guess).await?;
-            return Err(wrong_login());
-        };
-        let tenant = Tenant { org, mode };
+        self.service.note_login(guess, is_right).await?;
+        let user = user.filter(|_| is_right).ok_or_else(wrong_login)?;
+        let tenant = Tenant { org: user.org, mode };
         let session = self.new_session(tenant, user.role.scopes(), address.text());
         let session = Session { user: Some(user.id), ..session };
-        self.service.open_session(session.clone(), Some(guess)).await?;
+        self.service.open_session(session.clone()).await?;
         Ok(session)
     }
 

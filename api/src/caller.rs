@@ -294,29 +294,42 @@ pub(crate) fn shows_credentials(headers: &HeaderMap) -> bool {
     credentials(headers).is_ok_and(is_like_one)
 }
 
+/// Who is not let in, and what is said.
+pub(crate) enum NotLetIn {
+    /// Nobody knows whose call it is.
+    Stranger(Problem),
+    /// The key is good, and not for where the call comes from.
+    Known(Arc<Identity>, Problem),
+}
+
+impl From<Problem> for NotLetIn {
+    fn from(problem: Problem) -> Self {
+        Self::Stranger(problem)
+    }
+}
+
 /// Finds out who asks.
 pub(crate) async fn identify(
     shared: &Shared,
     headers: &HeaderMap,
     address: ClientAddress,
-) -> Result<Arc<Identity>, Problem> {
+) -> Result<Arc<Identity>, NotLetIn> {
     let text = credentials(headers)?;
     if text.starts_with("ey") && text.matches('.').count() == 2 {
-        return good_token(shared, &text).await.map(Arc::new);
+        return Ok(Arc::new(good_token(shared, &text).await?));
     }
     let key = good_key(shared, &text).await?;
-    if !key.allows_from(address.0) {
-        return Err(wrong_address(&key, address));
+    let wrong = match key.allows_from(address.0) {
+        false => Some(wrong_address(&key, address)),
+        true => is_from_page(shared, headers).then(in_browser),
+    };
+    let (id, tenant, scopes) = (key.id, key.tenant, key.scopes);
+    let identity = Arc::new(Identity { tenant, scopes, principal: Principal::Key(key) });
+    if let Some(problem) = wrong {
+        return Err(NotLetIn::Known(identity, problem));
     }
-    if is_from_page(shared, headers) {
-        return Err(in_browser());
-    }
-    shared.keys_used.note(key.id, Used { at: shared.service.world.now(), ip: address.text() });
-    Ok(Arc::new(Identity {
-        tenant: key.tenant,
-        scopes: key.scopes,
-        principal: Principal::Key(key),
-    }))
+    shared.keys_used.note(id, Used { at: shared.service.world.now(), ip: address.text() });
+    Ok(identity)
 }
 
 /// Whether a page of somebody else's sends this. Our own one, `/docs`, is for trying keys.

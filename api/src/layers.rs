@@ -8,7 +8,7 @@ use actors::{
     limiter::{Admission, Standing},
     world::World,
 };
-use domain::{RequestId, Timestamp};
+use domain::{RequestId, Timestamp, account::Application};
 use futures::{FutureExt as _, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode, header};
 use poem::{
@@ -27,7 +27,9 @@ use crate::{
     Shared,
     access::{self, Need, Operation},
     audit::Watched,
-    caller::{ClientAddress, Identified, Identity, identified, identify, shows_credentials},
+    caller::{
+        ClientAddress, Identified, Identity, NotLetIn, identified, identify, shows_credentials,
+    },
     envelope::{Current, refusal},
     error::Problem,
 };
@@ -126,6 +128,8 @@ fn client_request_id(request: &Request) -> Option<String> {
 struct Visit {
     address: ClientAddress,
     identity: Result<Arc<Identity>, Problem>,
+    /// Whose good key is used from where it may not be.
+    turned_away: Option<Arc<Identity>>,
     operation: Option<Operation>,
     origin: Option<HeaderValue>,
     consistency: Result<Consistency, Problem>,
@@ -150,7 +154,11 @@ impl Visit {
             || !shows_credentials(request.headers())
             || world.vouches(!goes_on).await
             || goes_on;
-        let identity = identify(shared, request.headers(), address).await;
+        let (identity, turned_away) = match identify(shared, request.headers(), address).await {
+            Ok(identity) => (Ok(identity), None),
+            Err(NotLetIn::Stranger(problem)) => (Err(problem), None),
+            Err(NotLetIn::Known(identity, problem)) => (Err(problem), Some(identity)),
+        };
         let origin = request.headers().get(header::ORIGIN).filter(|origin| {
             let allowed = &shared.settings.cors_origins;
             origin.to_str().is_ok_and(|origin| allowed.iter().any(|known| known == origin))
@@ -158,7 +166,7 @@ impl Visit {
         let origin = origin.cloned();
         request.extensions_mut().insert(address);
         request.extensions_mut().insert(Identified(identity.clone()));
-        Self { address, identity, operation, origin, consistency, vouched }
+        Self { address, identity, turned_away, operation, origin, consistency, vouched }
     }
 
     async fn serve<E: Endpoint<Output = Response> + 'static>(
@@ -171,9 +179,9 @@ impl Visit {
         let standing = match admission {
             Admission::Allowed(standing) => standing,
             Admission::Refused(standing) => {
-                discard(&mut request).await;
-                let now = shared.service.world.now();
-                return (standing, self.dressed(too_many(standing, now).response()));
+                let problem = too_many(standing, shared.service.world.now());
+                let watched = self.watched(&request);
+                return (standing, self.refuse(shared, &mut request, watched, problem).await);
             }
             Admission::Unknown(standing) if self.is_look_at_trouble() => standing,
             Admission::Unknown(standing) => {
@@ -198,16 +206,27 @@ impl Visit {
                 }
             },
             Err(problem) => {
-                discard(&mut request).await;
-                let code = problem.code().to_owned();
-                let whose = watched.as_ref().and_then(Watched::whose);
-                if let Some((watched, whose)) = watched.zip(whose) {
-                    shared.audit(shared.audited(watched, whose), Some(code)).await;
-                }
-                problem.response()
+                return (standing, self.refuse(shared, &mut request, watched, problem).await);
             }
         };
         (standing, self.dressed(response))
+    }
+
+    /// Turns a call away, and writes down which change it would have been.
+    async fn refuse(
+        &self,
+        shared: &Shared,
+        request: &mut Request,
+        watched: Option<Watched>,
+        problem: Problem,
+    ) -> Response {
+        discard(request).await;
+        let whose = watched.as_ref().and_then(Watched::whose);
+        if let Some((watched, whose)) = watched.zip(whose) {
+            let code = problem.code().to_owned();
+            shared.audit(shared.audited(watched, whose), Some(code)).await;
+        }
+        self.dressed(problem.response())
     }
 
     /// Answers a read as fresh as it asks to be; a stale one is told how old it may be.
@@ -248,8 +267,18 @@ impl Visit {
             Ok(identity) if is_exempt => Admission::Allowed(world.standing(identity.tenant)),
             Ok(identity) if !logs_in => count_known(world, identity).await,
             Err(_) if is_exempt => Admission::Allowed(world.standing_of_address(self.address.0)),
-            Ok(_) | Err(_) => world.admit_address(self.address.0).await,
+            Ok(_) | Err(_) => match self.application(shared, request) {
+                Some(application) => world.admit(application.tenant).await,
+                None => world.admit_address(self.address.0).await,
+            },
         }
+    }
+
+    /// The application that proves itself in a header, where applications do (RFC 6749, section 2.3.1).
+    fn application(&self, shared: &Shared, request: &Request) -> Option<Arc<Application>> {
+        let proves = ["exchangeToken", "revokeToken", "introspectToken"];
+        self.operation.filter(|operation| proves.contains(&operation.id))?;
+        shared.client_by_header(request.headers())
     }
 
     /// Whether the request may go on; it leaves with a bounded body and a caller who may do this.
@@ -281,7 +310,10 @@ impl Visit {
         // Credentials that nobody asked for say nothing about the call.
         let identity = match operation.need == Need::Nobody {
             true => None,
-            false => Some(Arc::clone(self.identity.as_ref().ok()?)),
+            false => {
+                let known = self.identity.as_ref().ok().or(self.turned_away.as_ref())?;
+                Some(Arc::clone(known))
+            }
         };
         let target = request.uri().path().to_owned();
         Some(Watched { operation, identity, address: self.address, target })

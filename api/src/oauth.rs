@@ -135,6 +135,13 @@ impl Shared {
         if is_right { Ok(row) } else { Err(invalid_client()) }
     }
 
+    /// The application that proves by the secret in a header who it is.
+    pub(crate) fn client_by_header(&self, headers: &HeaderMap) -> Option<Arc<Application>> {
+        let (id, secret) = headers.get(header::AUTHORIZATION).and_then(basic)?;
+        let shown = Credentials { id: Some(id), secret: Some(secret) };
+        self.client(shown).ok().filter(|application| application.secret_hash.is_some())
+    }
+
     /// Tokens for whatever grant a request shows.
     async fn exchange(
         &self,

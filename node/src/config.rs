@@ -112,7 +112,7 @@ sections! {
         default_tier: String = "enterprise".to_owned(),
         /// Calls a minute and a day of each tier.
         tiers: Tiers = Tiers::default(),
-        /// Calls a minute without credentials, per address and node.
+        /// Calls a minute without credentials, per address.
         unauthenticated_per_minute: u64 = 30,
     }
     /// Calls of an organization, as `a minute/a day`; a number or `unlimited` for the day.

@@ -11,6 +11,7 @@ mod node;
 pub mod oauth;
 pub mod peers;
 mod receiver;
+pub mod schema;
 pub mod source;
 
 pub use cluster::{Cluster, Member};

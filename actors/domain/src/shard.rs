@@ -47,10 +47,10 @@ pub enum Command {
     Sweep,
     /// An attempt that its agent saw nothing of goes to another instance.
     RedirectJob { id: JobId, epoch: u64, attempt: Attempt },
-    /// A login; `guess` is the account and address whose wrong passwords are forgotten.
-    OpenSession { session: Box<Session>, guess: Option<[u8; 32]> },
-    /// A login that failed.
-    NoteLogin { guess: [u8; 32] },
+    /// A login.
+    OpenSession(Box<Session>),
+    /// A password that was wrong, or right.
+    NoteLogin { guess: [u8; 32], is_right: bool },
     /// `POST /v1/auth/refresh`, or a grant of that type.
     RefreshSession { id: SessionId, generation: u64, client: String },
     /// `POST /v1/auth/logout`.
@@ -432,8 +432,8 @@ impl Machine for Shard {
                 Ok(vec![Event::CallEnded { key: key.clone(), outcome: outcome.clone(), at }])
             }
             C::WithdrawCall { key } => Ok(vec![Event::CallWithdrawn(key.hash)]),
-            C::OpenSession { session, guess } => account::open(self, session, guess.as_ref(), at),
-            C::NoteLogin { guess } => account::note_login(self, guess, at),
+            C::OpenSession(session) => Ok(account::begin(self, session)),
+            C::NoteLogin { guess, is_right } => account::note_login(self, guess, *is_right, at),
             C::RefreshSession { id, generation, client } => {
                 account::refresh(self, *id, *generation, client, at)
             }
@@ -521,7 +521,7 @@ impl Machine for Shard {
                 Ok(Some(outcome)) => Reply::Call(Box::new(outcome)),
                 _ => Reply::Done,
             },
-            C::OpenSession { session, .. } => self.session_reply(session.id),
+            C::OpenSession(session) => self.session_reply(session.id),
             C::RefreshSession { id, .. } => self.session_reply(*id),
             C::RedeemCode(redemption) => self.redemption_reply(redemption),
             C::LendCalls { tenant, node, allowance, .. } => {

@@ -126,7 +126,7 @@ fn refresh(state: &mut Shard, generation: u64, client: &str, seconds: u64) -> St
 fn a_refresh_token_is_good_once_and_a_lost_answer_is_repeated() {
     let fresh = || {
         let mut state = Shard::default();
-        let open = S::OpenSession { session: Box::new(session()), guess: None };
+        let open = S::OpenSession(Box::new(session()));
         play(&mut state, open, 0).expect("opened");
         state
     };
@@ -206,8 +206,8 @@ fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
 #[test]
 fn wrong_passwords_pause_guessing_until_the_window_has_moved_on() {
     let (mut state, guess) = (Shard::default(), [7; 32]);
-    let wrong = || S::NoteLogin { guess };
-    let right = || S::OpenSession { session: Box::new(session()), guess: Some(guess) };
+    let wrong = || S::NoteLogin { guess, is_right: false };
+    let right = || S::NoteLogin { guess, is_right: true };
     for second in 0..5 {
         play(&mut state, wrong(), second).expect("counted");
     }

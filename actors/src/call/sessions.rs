@@ -1,4 +1,5 @@
-//! Sessions, codes and wrong passwords: kept in the shard of their organization.
+//! Sessions and codes, kept in the shard of their organization; and wrong passwords, in one that is the same
+//! whether there is such an account or not.
 
 use domain::{
     OrgId, Rejection, SessionId,
@@ -21,20 +22,19 @@ impl Service {
         Ok(answer.result?)
     }
 
-    /// Opens a session; `guess` is the account and address whose wrong passwords are forgotten.
-    pub async fn open_session(
-        &self,
-        session: Session,
-        guess: Option<[u8; 32]>,
-    ) -> Result<(), ServiceError> {
+    /// Opens a session.
+    pub async fn open_session(&self, session: Session) -> Result<(), ServiceError> {
         let org = session.tenant.org;
-        let command = Command::OpenSession { session: Box::new(session), guess };
-        self.at_home(org, command).await.map(drop)
+        self.at_home(org, Command::OpenSession(Box::new(session))).await.map(drop)
     }
 
-    /// Counts a wrong password.
-    pub async fn note_login(&self, org: OrgId, guess: [u8; 32]) -> Result<(), ServiceError> {
-        self.at_home(org, Command::NoteLogin { guess }).await.map(drop)
+    /// Counts a wrong password, or forgets them after a right one. `guess` stands for the account and the
+    /// address: after too many wrong ones it is refused either way.
+    pub async fn note_login(&self, guess: [u8; 32], is_right: bool) -> Result<(), ServiceError> {
+        let shard = self.world.ports.ledger.home(&guess);
+        let command = Command::NoteLogin { guess, is_right };
+        self.world.ask_shard(shard, command, None, None).await?.result?;
+        Ok(())
     }
 
     /// Moves a session to its next refresh token. `None`: an old one was used, and the session ended.

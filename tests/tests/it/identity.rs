@@ -470,6 +470,33 @@ async fn every_change_is_in_the_audit_log_and_refused_ones_are_summed_up() {
 }
 
 #[tokio::test]
+async fn changes_that_are_turned_away_at_the_door_are_in_the_audit_log() {
+    let node = Node::start();
+    let owner = node.customer();
+    let bound = new_key(&owner, json!({ "name": "b", "allowed_ips": ["203.0.113.1"] })).await;
+    let slow = new_key(&owner, json!({ "name": "s", "rate_limit": 1 })).await;
+    let cloud = json!({ "name": "never" });
+    for (key, code, status) in [(&bound, "IP_NOT_ALLOWED", 403), (&slow, "RATE_LIMITED", 429)] {
+        let caller = node.caller(text(&key["key"]));
+        // Reads are not written down, so one more or less of them says nothing.
+        caller.get("/v1/clouds").await;
+        caller.post("/v1/clouds", &cloud).await.refused(status, code);
+        let path = format!("/v1/audit-log?action=createCloud&outcome={code}");
+        eventually("it is written down", Duration::from_secs(10), async || {
+            let rows = owner.get(&path).await.data(200);
+            let actors: Vec<_> = rows["items"].as_array().expect("rows").iter().collect();
+            match actors.as_slice() {
+                [row] if row["actor"]["id"] == key["id"] && row["count"] == 1 => Ok(()),
+                rows => Err(format!("{rows:?}")),
+            }
+        })
+        .await;
+        // Refused calls of one address within one second are one row.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+}
+
+#[tokio::test]
 async fn keys_stay_out_of_browsers_and_front_ends_are_let_in_by_name() {
     let node = Node::with(&[("ROOST_HTTP__CORS_ORIGINS", "[\"https://app.example\"]")]);
     let customer = node.customer();

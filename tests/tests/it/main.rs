@@ -2,6 +2,7 @@
 
 mod agents;
 mod attacks;
+mod bodies;
 mod canaries;
 mod deploy;
 mod docker;

@@ -5,19 +5,21 @@ use std::collections::BTreeMap;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use tests::{Customer, Node, eventually, oauth::text, source::ECHO};
+use tests::{Customer, Node, eventually, oauth::text, schema::Document, source::ECHO};
+
+use crate::bodies::known;
 
 const ROLES: [&str; 6] = ["owner", "admin", "developer", "invoker", "billing", "viewer"];
 
 /// An operation, as the document tells of it.
-struct Operation {
-    method: Method,
-    path: String,
+pub(crate) struct Operation {
+    pub(crate) method: Method,
+    pub(crate) path: String,
     needs: Vec<String>,
     is_open: bool,
 }
 
-fn operations(document: &Value) -> Vec<Operation> {
+pub(crate) fn operations(document: &Value) -> Vec<Operation> {
     let mut all = vec![];
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
@@ -45,7 +47,7 @@ impl Operation {
     }
 
     /// The path with these in the place of its parameters.
-    fn address(&self, things: &BTreeMap<String, String>) -> String {
+    pub(crate) fn address(&self, things: &BTreeMap<String, String>) -> String {
         let parts: Vec<&str> = self.path.split('/').collect();
         let filled = parts.iter().enumerate().map(|(place, part)| {
             if !part.starts_with('{') {
@@ -59,7 +61,7 @@ impl Operation {
     }
 }
 
-fn open_node() -> Node {
+pub(crate) fn open_node() -> Node {
     Node::with(&[
         ("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "100000"),
         ("ROOST_RATE_LIMIT__TIERS__ENTERPRISE", "1000000/100000000"),
@@ -118,7 +120,7 @@ async fn every_operation_heeds_its_scope() {
 }
 
 /// One thing of every kind that an organization has, by the word in the path before its id.
-async fn things(node: &Node) -> BTreeMap<String, String> {
+pub(crate) async fn things(node: &Node) -> BTreeMap<String, String> {
     let owner = node.customer();
     let first = async |path: &str| {
         eventually(
@@ -138,7 +140,9 @@ async fn things(node: &Node) -> BTreeMap<String, String> {
     let job = owner.job(&agent, json!({ "input": 1 })).await;
     owner.ended(&job).await;
     let secret = json!({ "value": "v" });
-    owner.put("/v1/secrets/TOKEN", &secret).await.data(200);
+    for _ in 0..2 {
+        owner.put("/v1/secrets/TOKEN", &secret).await.data(200);
+    }
     let asked = json!({ "email": "i@example.com", "role": "viewer" });
     let invitation = owner.post("/v1/invitations", &asked).await.data(201);
     let back = "https://app.example/back";
@@ -177,22 +181,36 @@ async fn no_operation_reaches_what_is_anothers() {
     let other = owner.organization("second", "enterprise").await;
     // People and organizations are the same in both modes.
     let of_both = ["/v1/users/", "/v1/organizations/", "/v1/invitations/", "/v1/cluster/"];
-    let operations = operations(&owner.bare("/v1/openapi.json").await);
+    let served = owner.bare("/v1/openapi.json").await;
+    let (operations, document) = (operations(&served), Document::new(served));
+    let known = known(&owner).await;
     let mut cells = 0;
     for operation in operations.iter().filter(|one| one.path.contains('{')) {
-        let (method, address) = (&operation.method, operation.address(&things));
+        let (method, mut address) = (&operation.method, operation.address(&things));
+        if operation.is_open {
+            // What may be put there is in the address.
+            address += "?expires=4000000000&signature=0000";
+        }
+        let body = document.body_of(&operation.path, method.as_str());
+        let body = body.map(|schema| document.smallest(schema, &known));
         for (who, caller) in [("another organization", &other), ("test mode", &node.tester())] {
             if who == "test mode" && of_both.iter().any(|path| address.starts_with(path)) {
                 continue;
             }
-            let answer = caller.send(caller.request(method.clone(), &address)).await;
-            let is_plain = *method == Method::GET || *method == Method::DELETE;
+            let request = caller.request(method.clone(), &address);
+            let answer = match &body {
+                Some(body) => caller.send(request.json(body)).await,
+                None => caller.send(request).await,
+            };
             let fits = match answer.status {
                 404 => true,
-                // Not told before what is wrong with it: who has no right to ask hears that first.
-                403 => ["INSUFFICIENT_SCOPE", "TEST_MODE_ONLY", "UPLOAD_URL_INVALID"]
-                    .contains(&answer.code()),
-                400 | 401 | 415 => !is_plain,
+                // Whoever gives a secret a name has given it to one of their own.
+                200 => {
+                    operation.path == "/v1/secrets/{name}" && answer.body["data"]["version"] == 1
+                }
+                // Who has no right to ask hears that first.
+                403 if operation.is_open => answer.code() == "INVALID_REQUEST",
+                403 => ["INSUFFICIENT_SCOPE", "TEST_MODE_ONLY"].contains(&answer.code()),
                 _ => false,
             };
             assert!(fits, "{method} {address} by {who}: {} {:#}", answer.status, answer.body);
@@ -203,6 +221,7 @@ async fn no_operation_reaches_what_is_anothers() {
     for noun in ["agents", "clouds", "webhooks", "jobs", "secrets", "api-keys"] {
         owner.get(&format!("/v1/{noun}/{}", things[noun])).await.data(200);
     }
+    assert_eq!(owner.get("/v1/secrets/TOKEN").await.data(200)["version"], 2);
 }
 
 /// What a whole cluster or all of an organization's people share, said here once more: the table of rights has it, too.

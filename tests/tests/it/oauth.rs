@@ -102,7 +102,14 @@ async fn tokens_are_refreshed_looked_at_and_revoked_in_both_dialects() {
     form("/v1/oauth/revoke", fields(&[("token", "nonsense")])).await;
 
     let itself = fields(&[("grant_type", "client_credentials"), ("scope", "agents:read")]);
-    let own = form("/v1/oauth/token", itself.clone()).await.body;
+    let own = form("/v1/oauth/token", itself.clone()).await;
+    // Who proves itself in a header is no stranger: the call counts for its organization.
+    let limit = own.header("x-ratelimit-limit").map(str::to_owned);
+    assert_eq!(
+        limit.as_deref(),
+        node.customer().get("/v1/agents").await.header("x-ratelimit-limit")
+    );
+    let own = own.body;
     assert!(own.get("refresh_token").is_none(), "{own}");
     let me = node.caller(&text(&own["access_token"])).get("/v1/auth/me").await.data(200);
     assert_eq!((text(&me["type"]), text(&me["id"])), ("application".to_owned(), app.id.clone()));

@@ -96,35 +96,10 @@ impl Shard {
         let row = self.sessions.get(&id)?;
         (!row.is_over(at)).then_some(row)
     }
-
-    fn throttled(&self, guess: Option<&[u8; 32]>, at: Timestamp) -> Result<(), Rejection> {
-        let row = guess.and_then(|guess| self.throttles.get(guess));
-        match row.and_then(|row| row.until(at)) {
-            Some(until) => Err(Rejection::LoginThrottled { until }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A new session. With `guess` the password was right: the count of wrong ones begins anew, unless
-/// there had been too many.
-pub(crate) fn open(
-    state: &Shard,
-    session: &Session,
-    guess: Option<&[u8; 32]>,
-    at: Timestamp,
-) -> Result<Vec<ShardEvent>, Rejection> {
-    state.throttled(guess, at)?;
-    let mut events: Vec<ShardEvent> = vec![];
-    if let Some(guess) = guess.filter(|guess| state.throttles.contains(guess)) {
-        events.push(ShardEvent::ThrottleGone(*guess));
-    }
-    events.extend(begin(state, session));
-    Ok(events)
 }
 
 /// A session begins, and the oldest of too many ends.
-fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
+pub(crate) fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
     let same = |row: &Session| {
         row.tenant == session.tenant
             && row.user == session.user
@@ -138,14 +113,22 @@ fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
     events
 }
 
-/// A wrong password.
+/// A password that was wrong, or right: then the count of wrong ones begins anew. After too many wrong
+/// ones neither is heard.
 pub(crate) fn note_login(
     state: &Shard,
     guess: &[u8; 32],
+    is_right: bool,
     at: Timestamp,
 ) -> Result<Vec<ShardEvent>, Rejection> {
-    state.throttled(Some(guess), at)?;
-    let mut row = state.throttles.get(guess).map(|row| Throttle::clone(&row)).unwrap_or_default();
+    let row = state.throttles.get(guess).map(|row| Throttle::clone(&row));
+    if let Some(until) = row.as_ref().and_then(|row| row.until(at)) {
+        return Err(Rejection::LoginThrottled { until });
+    }
+    if is_right {
+        return Ok(row.map(|_| ShardEvent::ThrottleGone(*guess)).into_iter().collect());
+    }
+    let mut row = row.unwrap_or_default();
     row.failures.retain(|failure| failure.plus(LOGIN_WINDOW) > at);
     row.failures.push(at);
     Ok(vec![ShardEvent::ThrottlePut { guess: *guess, row }])

@@ -3,7 +3,11 @@
 use std::{io::Write as _, path::Path, process::Command};
 
 use serde_json::{Value, json};
-use tests::{Customer, Node, oauth::text, source::ECHO};
+use tests::{
+    Answer, Customer, Node,
+    oauth::{App, text},
+    source::ECHO,
+};
 
 /// Secrets that a story gave away or was given.
 #[derive(Default)]
@@ -86,6 +90,23 @@ async fn identify(node: &Node, canaries: &mut Canaries) {
     }
 }
 
+/// Codes of people who let an application in: some are traded for tokens, some are wrong, some lie about.
+async fn let_in(node: &Node, canaries: &mut Canaries) {
+    let app = App::new(node.customer(), &node.email, &node.password, false).await;
+    canaries.0.extend([app.secret.clone(), node.password.clone(), app.customer.key.clone()]);
+    for number in 0..10 {
+        let code = app.code().await;
+        canaries.0.push(code.clone());
+        if number % 2 == 0 {
+            let tokens = app.token(&app.redeeming(&code)).await.data(200);
+            canaries.got(&tokens["access_token"]);
+            canaries.got(&tokens["refresh_token"]);
+        }
+        let wrong = app.redeeming(&canaries.hatch("code"));
+        app.token(&wrong).await.refused(400, "INVALID_GRANT");
+    }
+}
+
 /// The same in places where they do not belong.
 async fn misplace(me: &Customer, agent: &str, canaries: &mut Canaries) {
     for (path, field) in [
@@ -97,18 +118,34 @@ async fn misplace(me: &Customer, agent: &str, canaries: &mut Canaries) {
         let body = json!({ field: canaries.hatch("misplaced") });
         let method = if path.contains("/secrets/") { "PUT" } else { "POST" };
         let method = method.parse().expect("a method");
-        let answer = me.send(me.request(method, path).json(&body)).await;
-        assert_eq!(answer.status, 400, "{:#}", answer.body);
+        refused(&me.send(me.request(method, path).json(&body)).await);
     }
     let value = json!({ "value": { "nested": canaries.hatch("nested") } });
-    assert_eq!(me.put("/v1/secrets/NESTED", &value).await.status, 400);
+    refused(&me.put("/v1/secrets/NESTED", &value).await);
+    for (path, field) in [("/v1/auth/refresh", "refresh_token"), ("/v1/auth/login", "email")] {
+        let mut body = json!({ "email": "o@example.com", "password": canaries.hatch("cut") });
+        body[field] = json!({ "is": canaries.hatch("wrapped") });
+        refused(&me.anonymous(path, &body).await);
+    }
     let bearer = canaries.hatch("bearer");
     let mut stranger = me.clone();
     stranger.key = bearer;
-    stranger.get("/v1/agents").await.refused(401, "INVALID_API_KEY");
+    let answer = stranger.get("/v1/agents").await;
+    shows_nothing(&answer);
+    answer.refused(401, "INVALID_API_KEY");
     let input = json!({ "input": 1, "headers": { "authorization": canaries.hatch("header") } });
     let answer = me.post(&format!("/v1/agents/{agent}/invoke"), &input).await;
     assert!(answer.status < 500, "{:#}", answer.body);
+}
+
+/// What is wrong is named, never repeated.
+fn refused(answer: &Answer) {
+    assert_eq!(answer.status, 400, "{:#}", answer.body);
+    shows_nothing(answer);
+}
+
+fn shows_nothing(answer: &Answer) {
+    assert!(!answer.body.to_string().contains("canary"), "{:#}", answer.body);
 }
 
 #[tokio::test]
@@ -123,6 +160,7 @@ async fn two_hundred_secrets_are_found_nowhere() {
     let mut canaries = Canaries::default();
     give(&me, &agent, &mut canaries).await;
     identify(&node, &mut canaries).await;
+    let_in(&node, &mut canaries).await;
     misplace(&me, &agent, &mut canaries).await;
     assert!(canaries.0.len() >= 200, "{} secrets", canaries.0.len());
 

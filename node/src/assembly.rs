@@ -31,7 +31,9 @@ use cluster::{
     peer::{self, book::AddressBook, client::PeerClient},
     raft::{group::Snapshots, step},
 };
-use domain::{NodeId, OrgId, cloud::Provider, directory::Command, machine::Entry, node::NodeFacts};
+use domain::{
+    NodeId, OrgId, Rejection, cloud::Provider, directory::Command, machine::Entry, node::NodeFacts,
+};
 use poem::Server;
 use ractor::ActorRef;
 use rustls::ServerConfig;
@@ -190,6 +192,8 @@ pub struct Place<'a> {
     pub peers: SocketAddr,
     /// What other nodes are told of that, as `host:port`; the listening address if empty.
     pub advertise: &'a str,
+    /// Told when the node was taken out of its cluster and has nothing left to do; also before it is ready.
+    pub taken_out: watch::Sender<bool>,
 }
 
 /// Starts a node on `data`, listening on `address`, for nobody but this machine; an empty folder
@@ -198,7 +202,8 @@ pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow:
     prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
     NodeIdentity::read_or_found(data, config.cluster.shards)?;
     let peers = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    serve_at(Place { data, clients: address, peers, advertise: "" }, config).await
+    let (taken_out, _) = watch::channel(false);
+    serve_at(Place { data, clients: address, peers, advertise: "", taken_out }, config).await
 }
 
 /// Starts the node that `data` belongs to. It is ready on return.
@@ -239,6 +244,12 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     tasks.spawn("gossip", gossip.run(stopped.clone()));
     let runtime = Arc::clone(&adapters.runtime);
     let reach = Reach::new(peers.client, &ledger, &alive, &authority, config)?;
+    let removal = steward::heed_removal(Arc::clone(&ledger), Arc::clone(&reach.peers.client));
+    let taken_out = place.taken_out.clone();
+    tasks.spawn("what heeds a removal", async move {
+        removal.await;
+        taken_out.send_replace(true);
+    });
     // First of all the others must know where this node is.
     register(&ledger, facts(&identity, &base_url, config, &runtime)).await?;
     ledger.ready().await;
@@ -364,7 +375,6 @@ impl Keepers<'_> {
             "what follows the living",
             steward::follow_the_living(Arc::clone(&alive), root.clone(), grace),
         );
-        tasks.spawn("what heeds a removal", steward::heed_removal(Arc::clone(ledger)));
         tasks.spawn("master keys", masters::forget_old(masters, Arc::clone(world)));
         tasks.spawn(
             "keys of gossip",
@@ -532,11 +542,14 @@ async fn register(ledger: &RaftLedger, facts: NodeFacts) -> anyhow::Result<()> {
     if known.is_some_and(|node| node.facts == facts && node.is_member()) {
         return Ok(());
     }
+    let never = || std::future::pending();
     let command = Command::RegisterNode(Box::new(facts));
     loop {
         let command = command.clone();
         let entry = Entry::new(SystemClock.now(), command);
         match ledger.change_directory(entry).await {
+            // Groups may still count on it; its end is told from elsewhere.
+            Ok(answer) if matches!(answer.result, Err(Rejection::NodeRemoved(_))) => never().await,
             Ok(answer) => {
                 answer.result?;
                 return Ok(());

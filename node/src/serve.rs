@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::{
     assembly::{self, Node, Place},
@@ -149,13 +150,18 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
             setting.parse().with_context(|| format!("{name}: `{setting}` is not like 0.0.0.0:8443"))
         }
     };
+    let (taken_out, mut told) = watch::channel(false);
     let place = Place {
         data: &arguments.folder.data,
         clients: listening(arguments.clients, &config.http.listen, "http.listen")?,
         peers: listening(arguments.peer, &config.cluster.peer_listen, "cluster.peer_listen")?,
         advertise: &config.cluster.advertise,
+        taken_out,
     };
-    let node = assembly::serve_at(place, &config).await?;
+    let node = tokio::select! {
+        node = assembly::serve_at(place, &config) => node?,
+        _ = told.wait_for(|is_out| *is_out) => return Ok(taken_out_of(&arguments.folder.data)),
+    };
     if arguments.json {
         print(&format!("{}\n", line(&node)));
     } else {
@@ -164,10 +170,23 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
         say(&format!("  isolation   {}", node.isolation.join(", ")));
         say("`roost token` lets another node join. Ctrl-C stops this one.");
     }
-    until_stopped().await?;
+    let code = tokio::select! {
+        stopped = until_stopped() => stopped.map(|()| ExitCode::SUCCESS)?,
+        _ = told.wait_for(|is_out| *is_out) => taken_out_of(&arguments.folder.data),
+    };
     say("stopping");
     node.stop().await;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+/// The exit code of a node that was taken out of its cluster: no start brings it back (`EX_NOPERM` of
+/// sysexits.h).
+const TAKEN_OUT: u8 = 77;
+
+fn taken_out_of(data: &Path) -> ExitCode {
+    say("this node was taken out of the cluster and ends");
+    say(&format!("{} can go; `roost join` makes an empty folder a new node's", data.display()));
+    ExitCode::from(TAKEN_OUT)
 }
 
 /// Becomes the same command anew; returns only if that fails.

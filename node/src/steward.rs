@@ -8,9 +8,14 @@ use actors::{
     root::RootMessage,
     world::World,
 };
+use bytes::Bytes;
 use cluster::{
     RaftLedger,
     gossip::{Alive, seal::Keyring},
+    peer::{
+        Class,
+        client::{CallError, PeerClient},
+    },
 };
 use domain::{
     NodeId, autopilot::Autopilot, data_key::OF_CLUSTER, directory::Command, machine::Entry,
@@ -23,6 +28,10 @@ use crate::{adapters::system::SystemClock, bootstrap};
 
 /// Between looks at the members.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// What every member answers.
+const ANY_QUESTION: &str = "/read/0";
+/// How long the others may take to say whether this node is one of them.
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 /// Actors look again when a node comes or goes, and once more when its grace is over.
 pub async fn follow_the_living(alive: Arc<Alive>, root: ActorRef<RootMessage>, grace: Duration) {
@@ -137,20 +146,40 @@ pub async fn turn_keys(
     }
 }
 
-/// A node that was taken out has nothing left to do once its replicas are elsewhere: it ends, as its operator asked.
-pub async fn heed_removal(ledger: Arc<RaftLedger>) {
+/// A node that was taken out has nothing left to do once its replicas are elsewhere: this returns then, and the node
+/// is to end. One that slept through it hears of it from the others.
+pub async fn heed_removal(ledger: Arc<RaftLedger>, peers: Arc<PeerClient>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let own = ledger.directory().read().nodes.get(&ledger.node_id());
         let is_out = own.is_some_and(|node| node.status == NodeStatus::Removed);
-        if is_out && !ledger.is_needed() {
+        let is_over = match ledger.contact().knows_leaders {
+            true => is_out,
+            false => is_out || is_told_to_be_out(&ledger, &peers).await,
+        };
+        if is_over && !ledger.is_needed() {
             tracing::warn!("this node was taken out of the cluster and ends");
-            crate::cli::say("this node was taken out of the cluster and ends");
-            let own = rustix::process::getpid();
-            let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
             return;
         }
     }
+}
+
+/// Whether all others that answer say that this node was taken out and is missed nowhere, and they are a
+/// majority.
+async fn is_told_to_be_out(ledger: &RaftLedger, peers: &PeerClient) -> bool {
+    let numbers = ledger.numbers();
+    let others = numbers.iter().filter(|(id, _)| **id != ledger.node_id());
+    let asked = others.map(|(_, number)| {
+        peers.call(*number, Class::Beats, ANY_QUESTION, Bytes::new(), TOLD_WITHIN)
+    });
+    let answers = futures::future::join_all(asked).await;
+    let said = |answer: &Result<Bytes, CallError>| match answer {
+        Err(CallError::TakenOut) => Some(true),
+        Ok(_) | Err(CallError::Refused(_) | CallError::Said(_)) => Some(false),
+        Err(CallError::Unreached(_) | CallError::Broken(_)) => None,
+    };
+    let said: Vec<bool> = answers.iter().filter_map(said).collect();
+    said.iter().all(|is_out| *is_out) && said.len() * 2 > answers.len()
 }
 
 async fn set_status(ledger: &RaftLedger, id: NodeId, to: NodeStatus) {

@@ -15,7 +15,7 @@ use crate::{
     ledger::RaftLedger,
     peer::{
         PeerBody,
-        server::{Answerer, status},
+        server::{Answerer, Standing, status},
         whole,
     },
     raft::{answer::AnyGroup, network::pack},
@@ -101,12 +101,17 @@ impl PeerPort {
 
 impl Answerer for PeerPort {
     /// A node that knows nobody yet believes the certificate alone.
-    fn belongs(&self, raft_id: u64) -> bool {
-        let directory = self.ledger.directory().read();
-        let removed = directory
-            .node_by_raft_id(raft_id)
-            .is_some_and(|node| node.status == NodeStatus::Removed);
-        !removed
+    fn standing(&self, raft_id: u64) -> Standing {
+        let is_out = {
+            let directory = self.ledger.directory().read();
+            let known = directory.node_by_raft_id(raft_id);
+            known.is_some_and(|node| node.status == NodeStatus::Removed)
+        };
+        match is_out {
+            false => Standing::Member,
+            true if self.ledger.counts_on(raft_id) => Standing::Leaving,
+            true => Standing::Gone,
+        }
     }
 
     fn answer(

@@ -134,9 +134,12 @@ impl Forwarder {
         match self.peers.call(leader, Class::Log, &path, proposal, within).await {
             Ok(bytes) => unpack(&bytes).unwrap_or(ProposeReply::Unknown),
             // It never got there.
-            Err(CallError::Unreached(_) | CallError::Refused(_) | CallError::Said(_)) => {
-                ProposeReply::NotNow
-            }
+            Err(
+                CallError::Unreached(_)
+                | CallError::TakenOut
+                | CallError::Refused(_)
+                | CallError::Said(_),
+            ) => ProposeReply::NotNow,
             Err(CallError::Broken(_)) => ProposeReply::Unknown,
         }
     }

@@ -371,6 +371,15 @@ impl RaftLedger {
         })
     }
 
+    /// Whether a group that this node has a replica of has one at the node with this number, too.
+    pub fn counts_on(&self, raft_id: u64) -> bool {
+        let views =
+            std::iter::once(self.directory.view()).chain(self.shards.iter().map(|one| one.view()));
+        views
+            .into_iter()
+            .any(|view| view.voters.contains(&raft_id) || view.learners.contains(&raft_id))
+    }
+
     /// What is measured of the two files.
     pub fn figures(&self) -> (LogFigures, StateFigures) {
         (self.shared.log.figures(), self.shared.state.figures())

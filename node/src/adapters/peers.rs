@@ -116,7 +116,9 @@ fn explained(error: CallError) -> PeerError {
         CallError::Unreached(cause) => PeerError::Unreached(cause),
         CallError::Broken(cause) => PeerError::Broken(cause),
         CallError::Said(reason) => PeerError::Refused(reason),
-        CallError::Refused(status) => PeerError::Refused(format!("status {status}")),
+        error @ (CallError::TakenOut | CallError::Refused(_)) => {
+            PeerError::Refused(error.to_string())
+        }
     }
 }
 

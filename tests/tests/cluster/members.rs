@@ -217,6 +217,27 @@ async fn a_node_drains_leaves_and_is_not_missed() {
 }
 
 #[tokio::test]
+async fn a_node_that_was_taken_out_while_it_was_dead_is_told_so_and_stays_out() {
+    let cluster = Cluster::of(3);
+    let me = cluster.customer(0);
+    let soon = json!({ "dead_after_s": 1, "min_quorum": 1 });
+    me.put("/v1/cluster/config", &soon).await.data(200);
+    cluster.kill(2);
+    let path = format!("/v1/cluster/nodes/{}", cluster.nodes[2].id);
+    eventually("it is judged and taken out", Duration::from_secs(30), async || {
+        let answer = me.call(&format!("{path}/remove")).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.body.to_string()) }
+    })
+    .await;
+    // Its own copy of the directory says that it belongs; it asks the others.
+    replicas_settle(&me, 2).await;
+    let said = cluster.start_and_fail(2);
+    assert!(said.contains("this node was taken out of the cluster and ends"), "{said}");
+    assert!(said.contains("roost join"), "it says what to do: {said}");
+    me.post("/v1/clouds", &json!({ "name": "goes-on" })).await.data(201);
+}
+
+#[tokio::test]
 async fn of_two_nodes_one_leaves_and_the_other_goes_on() {
     let cluster = Cluster::of(2);
     let left = cluster.operate(1, &["leave", "--within", "60s"]);

@@ -53,6 +53,9 @@ pub enum CallError {
     /// It answered why not.
     #[error("{0}")]
     Said(String),
+    /// It answered that this node was taken out of the cluster, and that nothing counts on it any more.
+    #[error("this node was taken out of the cluster")]
+    TakenOut,
     /// It answered that it does not do this.
     #[error("the node answered with status {0}")]
     Refused(u16),
@@ -184,6 +187,7 @@ async fn collect(response: Response<Incoming>) -> Result<Bytes, CallError> {
     match status {
         StatusCode::OK => Ok(body),
         StatusCode::CONFLICT => Err(CallError::Said(String::from_utf8_lossy(&body).into_owned())),
+        StatusCode::GONE => Err(CallError::TakenOut),
         other => Err(CallError::Refused(other.as_u16())),
     }
 }

@@ -41,10 +41,21 @@ pub const JOIN_PATH: &str = "/join";
 /// Pause after an accept error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// What a node is to the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It belongs.
+    Member,
+    /// It was taken out, and a group still counts on it: it goes on answering, and nobody answers it.
+    Leaving,
+    /// It was taken out, and nothing counts on it any more. It is told (410) and may end.
+    Gone,
+}
+
 /// What answers.
 pub trait Answerer: Send + Sync + 'static {
-    /// Whether the node with this number still belongs to the cluster.
-    fn belongs(&self, raft_id: u64) -> bool;
+    /// What the node with this number is to the cluster, as far as is known here.
+    fn standing(&self, raft_id: u64) -> Standing;
     /// A request of another node.
     fn answer(
         self: Arc<Self>,
@@ -173,7 +184,11 @@ impl Visitor {
             return answerer.metrics();
         }
         match self.node(&request) {
-            Some(from) => answerer.answer(from, request).await,
+            Some(from) => match answerer.standing(from) {
+                Standing::Member => answerer.answer(from, request).await,
+                Standing::Leaving => status(StatusCode::UNAUTHORIZED),
+                Standing::Gone => status(StatusCode::GONE),
+            },
             None => status(StatusCode::UNAUTHORIZED),
         }
     }
@@ -189,6 +204,6 @@ impl Visitor {
             Papers::Known(node) => *node == from,
             Papers::None => false,
         };
-        (is_it && self.answerer.belongs(from)).then_some(from)
+        is_it.then_some(from)
     }
 }

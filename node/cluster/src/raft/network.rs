@@ -112,9 +112,10 @@ impl Way {
 fn failed(error: &CallError) -> RPCError<TypeConfig> {
     match error {
         CallError::Broken(_) => NetworkError::new(error).into(),
-        CallError::Unreached(_) | CallError::Refused(_) | CallError::Said(_) => {
-            Unreachable::new(error).into()
-        }
+        CallError::Unreached(_)
+        | CallError::TakenOut
+        | CallError::Refused(_)
+        | CallError::Said(_) => Unreachable::new(error).into(),
     }
 }
 

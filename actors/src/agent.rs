@@ -331,14 +331,14 @@ impl Owner {
         })
     }
 
-    /// Instances of nodes that drain.
-    fn leaving(&self, sight: &Sight) -> BTreeSet<InstanceId> {
+    /// Instances of nodes that drain, with the time by which they do.
+    fn leaving(&self, sight: &Sight) -> BTreeMap<InstanceId, Timestamp> {
         let directory = self.world.directory().read();
-        let drains = |row: &&Instance| {
-            let node = directory.nodes.get(&row.node_id);
-            node.is_some_and(|node| node.status == NodeStatus::Draining)
+        let drains_by = |row: &Instance| {
+            let node = directory.nodes.get(&row.node_id)?;
+            (node.status == NodeStatus::Draining).then(|| node.drains_by.unwrap_or(Timestamp::MAX))
         };
-        sight.rows.iter().filter(drains).map(|row| row.id).collect()
+        sight.rows.iter().filter_map(|row| Some((row.id, drains_by(row)?))).collect()
     }
 
     /// Builds and drains are begun once and take their time.

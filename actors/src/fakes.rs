@@ -151,6 +151,10 @@ impl Ledger for MemoryLedger {
         self.leading.subscribe()
     }
 
+    fn holds(&self, claim: Claim) -> bool {
+        self.leading.borrow().get(&claim.shard) == Some(&claim.term)
+    }
+
     fn leads_directory(&self) -> bool {
         true
     }

@@ -123,16 +123,20 @@ impl Drop for Flight {
     }
 }
 
-impl Flights {
-    fn take(&self, tenant: Tenant) -> bool {
-        let mut here = lock(&self.here);
-        let here = here.entry(tenant).or_default();
-        let has_room = here.in_flight < here.share;
+impl Here {
+    fn take(&mut self) -> bool {
+        let has_room = self.in_flight < self.share;
         if has_room {
-            here.in_flight += 1;
-            here.peak = here.peak.max(here.in_flight);
+            self.in_flight += 1;
+            self.peak = self.peak.max(self.in_flight);
         }
         has_room
+    }
+}
+
+impl Flights {
+    fn take(&self, tenant: Tenant) -> bool {
+        self.with(tenant, Here::take)
     }
 
     fn with<T>(&self, tenant: Tenant, change: impl FnOnce(&mut Here) -> T) -> T {
@@ -218,16 +222,18 @@ impl World {
         let asks = Asks { world: self, tenant };
         let wanted = self.flights.begin_asking(tenant, most, self.now());
         let share = self.ask_share(tenant, wanted, most).await;
-        self.flights.with(tenant, |here| {
+        let until = self.now().plus(CALL_BACK_EVERY);
+        let has_room = self.flights.with(tenant, |here| {
             here.asked = None;
             here.share = share.max(here.in_flight);
+            // At once: a share that nobody uses is cut.
+            let has_room = here.take();
+            if !has_room {
+                here.refused_until = until;
+            }
+            has_room
         });
         drop(asks);
-        let has_room = self.flights.take(tenant);
-        if !has_room {
-            let until = self.now().plus(CALL_BACK_EVERY);
-            self.flights.with(tenant, |here| here.refused_until = until);
-        }
         has_room
     }
 
@@ -389,6 +395,31 @@ mod tests {
         assert_eq!(kept.grant(NODES[1], share(20, 3), 20, AT), 5);
         kept.note(NODES[0], share(2, 8), AT);
         assert_eq!(kept.grant(NODES[1], share(20, 4), 20, AT), 18);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn nobody_is_refused_because_shares_are_cut_meanwhile() {
+        let settings = crate::settings::Settings::default();
+        assert!(settings.rates.enabled);
+        let world = crate::fakes::FakeNode::new(settings).world;
+        let tenant = Tenant { org: OrgId(1), mode: Mode::Live };
+        let cut = Arc::clone(&world);
+        let cutting = tokio::spawn(async move {
+            loop {
+                cut.flights.settle();
+                tokio::task::yield_now().await;
+            }
+        });
+        for _ in 0..500 {
+            let calls = (0..8).map(|_| {
+                let world = Arc::clone(&world);
+                tokio::spawn(async move { world.fly(tenant).await.map(drop) })
+            });
+            for call in futures::future::join_all(calls).await {
+                assert_eq!(call.expect("it ends"), Ok(()));
+            }
+        }
+        cutting.abort();
     }
 
     #[test]

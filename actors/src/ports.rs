@@ -10,7 +10,7 @@ use domain::{
     Rejection, Timestamp,
     directory::{self, Directory},
     event::{DirectoryEvent, ShardEvent},
-    machine::{Answer, Entry},
+    machine::{Answer, Claim, Entry},
     shard::{self, Shard},
 };
 use futures::future::BoxFuture;
@@ -89,6 +89,9 @@ pub trait Ledger: Send + Sync + 'static {
     fn has_shard(&self, shard: u16) -> bool;
     /// The shards that this node leads now, with their terms.
     fn leading(&self) -> watch::Receiver<BTreeMap<u16, u64>>;
+    /// Whether a claim is this node's, and a majority has said so so lately that nobody else can have another.
+    /// What is seen outside of the cluster is done only then.
+    fn holds(&self, claim: Claim) -> bool;
     /// Whether this node leads the directory.
     fn leads_directory(&self) -> bool;
 }

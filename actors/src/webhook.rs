@@ -310,6 +310,10 @@ impl Sender {
         if std::mem::take(&mut self.was_off) {
             self.load();
         }
+        // A node that is cut off from the others may not be from receivers, and another one may send by now.
+        if !self.world.ports.ledger.holds(self.claim) {
+            return self.rest(myself);
+        }
         let now = self.world.now();
         let ready = match hook.ordering {
             Ordering::None => self

@@ -14,6 +14,7 @@ use domain::{
     NodeId,
     autopilot::Autopilot,
     directory::{Command, Directory, Reply},
+    idempotency::Keyed,
     node::{Node, NodeStatus},
 };
 use http::StatusCode;
@@ -23,12 +24,12 @@ use poem_openapi::{OpenApi, param::Path, payload::Json};
 use crate::{
     Handle, Shared,
     body::cluster::{
-        ClusterBody, ClusterConfigBody, ClusterEventBody, ClusterHealthBody, JoinTokenBody,
-        NodeBody, Observed, PutClusterConfig, ServerHealthBody, ShardBody,
+        ClusterBody, ClusterConfigBody, ClusterEventBody, ClusterHealthBody, DrainRequest,
+        JoinTokenBody, NodeBody, Observed, PutClusterConfig, ServerHealthBody, ShardBody,
     },
     caller::Caller,
     changes,
-    check::Checked,
+    check::{Checked, MaybeChecked},
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     repeat::{self, keyed},
@@ -132,7 +133,8 @@ impl ClusterApi {
     /// Drain a node
     ///
     /// Leaderships and instances move to other nodes, calls in
-    /// flight finish; nothing new comes. Look at `drained`.
+    /// flight finish; nothing new comes. Look at `drained`. What has found no room elsewhere when `deadline_s` is
+    /// over goes without anything in its place. Ask again for another deadline.
     #[oai(path = "/nodes/:id/drain", method = "post", operation_id = "drainNode")]
     async fn drain(
         &self,
@@ -140,8 +142,13 @@ impl ClusterApi {
         request: &Request,
         /// The node.
         id: Path<String>,
+        body: MaybeChecked<DrainRequest>,
     ) -> Result<Json<Success<NodeBody>>> {
-        self.set(caller, request, &id, NodeStatus::Draining).await
+        let id = node_id(&id)?;
+        let key = keyed(request, caller.tenant(), body.0.fingerprint)?;
+        let within = body.0.body.within()?;
+        let by = self.0.service.world.now().plus(within);
+        self.change(Command::DrainNode { id, by }, key).await
     }
 
     /// Activate a node
@@ -250,7 +257,15 @@ impl ClusterApi {
     ) -> Result<Json<Success<NodeBody>>> {
         let id = node_id(id)?;
         let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
-        let answer = self.0.service.change(Command::SetNodeStatus { id, to }, key).await?;
+        self.change(Command::SetNodeStatus { id, to }, key).await
+    }
+
+    async fn change(
+        &self,
+        command: Command,
+        key: Option<Keyed>,
+    ) -> Result<Json<Success<NodeBody>>> {
+        let answer = self.0.service.change(command, key).await?;
         let Reply::Node(node) = answer.value else { return Err(Problem::internal().into()) };
         let seen = self.seen();
         let directory = self.0.service.world.directory().read();

@@ -166,7 +166,7 @@ pub(crate) fn methods_of(path: &str) -> String {
 
 /// Names of the schemas that request bodies are made of.
 fn request_schemas(document: &Value) -> Vec<&'static str> {
-    const REQUESTS: [&str; 34] = [
+    const REQUESTS: [&str; 35] = [
         "PutClusterConfig",
         "CreateWebhook",
         "UpdateWebhook",
@@ -199,6 +199,7 @@ fn request_schemas(document: &Value) -> Vec<&'static str> {
         "InvokeOptions",
         "RetryRequest",
         "CancelRequest",
+        "DrainRequest",
         "CreateCloud",
         "UpdateCloud",
     ];

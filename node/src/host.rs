@@ -1,7 +1,7 @@
 //! What a node answers on its peer port beside Raft: nodes that would join, calls of other nodes'
 //! actors, and the operator's commands, which come with the certificate of a node's own folder.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use actors::{
     ask::Told,
@@ -84,6 +84,13 @@ pub enum Operation {
     LearnMasterKey(masters::Told),
     /// Another key for access tokens.
     RotateSigningKey,
+    /// A node drains: this one, if none is named.
+    Drain {
+        /// Which node.
+        node: Option<NodeId>,
+        /// How long instances have to find room elsewhere.
+        within: Duration,
+    },
     /// Something else is wanted of a node: of this one, if none is named.
     Set {
         /// Which node.
@@ -168,6 +175,9 @@ impl NodeHost {
             Operation::LearnMasterKey(told) => self.masters.learn(&self.world.keychain, &told),
             Operation::RotateSigningKey => self.rotate_signing_key().await,
             Operation::RotateGossipKey => self.rotate_gossip_key().await,
+            Operation::Drain { node, within } => {
+                self.drain(node.unwrap_or(self.world.node_id), within).await
+            }
             Operation::Set { node, to } => self.set(node.unwrap_or(self.world.node_id), to).await,
         }
     }
@@ -189,6 +199,12 @@ impl NodeHost {
         let sealed = self.sealer().await?.seal(&key, GOSSIP_KEY_PLACE, &SystemDice);
         self.change(Command::TurnGossipKey { sealed }).await?;
         Ok(json!({}))
+    }
+
+    async fn drain(&self, id: NodeId, within: Duration) -> Result<Value, String> {
+        let by = self.world.now().plus(within);
+        self.change(Command::DrainNode { id, by }).await?;
+        Ok(json!({ "node_id": id, "by": by.to_string() }))
     }
 
     async fn set(&self, id: NodeId, to: NodeStatus) -> Result<Value, String> {

@@ -85,7 +85,7 @@ pub enum Cluster {
     /// Every replicated group: who leads it, who has replicas.
     Shards(Folder),
     /// Move leaderships and instances away from a node.
-    Drain(Target),
+    Drain(Drain),
     /// End a node's draining.
     Activate(Target),
     /// Take a drained or dead node out for good.
@@ -116,16 +116,31 @@ pub struct Target {
     folder: Folder,
 }
 
+/// What `drain` takes.
+#[derive(clap::Args)]
+pub struct Drain {
+    #[command(flatten)]
+    target: Target,
+    /// How long instances have to find room elsewhere; what has not found it by then goes all the same.
+    #[arg(long, default_value = "1h", value_name = "TIME")]
+    deadline: Span,
+    /// Let instances go at once, without waiting for others in their place. Calls in flight finish all the same.
+    #[arg(long, conflicts_with = "deadline")]
+    force: bool,
+}
+
 /// What `leave` takes.
 #[derive(clap::Args)]
 pub struct Leave {
     #[command(flatten)]
     folder: Folder,
-    /// How long instances may take to move away.
+    /// How long instances have to find room elsewhere; what has not found it by then goes all the same.
     #[arg(long, default_value = "1h", value_name = "TIME")]
     within: Span,
 }
 
+/// How long instances may finish what they do once they must go.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 /// Between looks whether a node is drained.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -161,7 +176,7 @@ pub async fn run(command: Cluster) -> anyhow::Result<ExitCode> {
         Cluster::Restore(arguments) => return crate::backup::restore(arguments).await,
         Cluster::Certificate(arguments) => certificate(&arguments)?,
         Cluster::Recover(arguments) => return crate::recover::run(arguments).await,
-        Cluster::Drain(target) => set(target, NodeStatus::Draining).await?,
+        Cluster::Drain(arguments) => drain(arguments).await?,
         Cluster::Activate(target) => set(target, NodeStatus::Active).await?,
         Cluster::Remove(target) => set(target, NodeStatus::Removed).await?,
     }
@@ -250,19 +265,26 @@ async fn set(target: Target, to: NodeStatus) -> anyhow::Result<()> {
     let set = Operation::Set { node: target.node, to };
     let answer = ask(&target.folder.data, &set).await?;
     say(&format!("{} is {}", text(&answer["node_id"]), text(&answer["status"])));
-    if to == NodeStatus::Draining {
-        say("`roost cluster nodes` shows when it runs and leads nothing any more.");
-    }
+    Ok(())
+}
+
+async fn drain(arguments: Drain) -> anyhow::Result<()> {
+    let Drain { target, deadline, force } = arguments;
+    let within = if force { Duration::ZERO } else { deadline.0 };
+    let answer = ask(&target.folder.data, &Operation::Drain { node: target.node, within }).await?;
+    say(&format!("{} drains, until {}", text(&answer["node_id"]), text(&answer["by"])));
+    say("`roost cluster nodes` shows when it runs and leads nothing any more.");
     Ok(())
 }
 
 /// Drains the node of a folder, waits until nothing is on it, and takes it out.
 pub async fn leave(arguments: Leave) -> anyhow::Result<ExitCode> {
     let data = &arguments.folder.data;
-    let set = |to| Operation::Set { node: None, to };
-    let answer = ask(data, &set(NodeStatus::Draining)).await?;
+    let drain = Operation::Drain { node: None, within: arguments.within.0 };
+    let answer = ask(data, &drain).await?;
     let own = text(&answer["node_id"]);
-    let until = Instant::now() + arguments.within.0;
+    // What goes at the last moment needs some more to be gone.
+    let until = Instant::now() + arguments.within.0 + GONE_WITHIN;
     let mut shown = String::new();
     loop {
         let all = ask(data, &Operation::Nodes).await?;
@@ -282,7 +304,7 @@ pub async fn leave(arguments: Leave) -> anyhow::Result<ExitCode> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    ask(data, &set(NodeStatus::Removed)).await?;
+    ask(data, &Operation::Set { node: None, to: NodeStatus::Removed }).await?;
     say(&format!(
         "{own} has left the cluster. Its process ends by itself once its replicas are elsewhere; then its folder is of \
          no more use."

@@ -22,6 +22,9 @@ use crate::{
 /// The third part of the next network's addresses.
 static NETWORKS: AtomicU8 = AtomicU8::new(1);
 
+/// The last part of the address that a network's own machine has in it.
+const OUTSIDE: u8 = 254;
+
 /// What is special about a network.
 #[derive(Default)]
 pub struct Setup {
@@ -89,8 +92,21 @@ impl Network {
 
     /// A node's address.
     pub fn address(&self, node: u8) -> String {
-        let net = if self.setup.is_public { "45.197" } else { "10.197" };
-        format!("{net}.{}.{}", self.number, node + 1)
+        format!("{}.{}.{}", self.net(), self.number, node + 1)
+    }
+
+    /// Where all nodes reach the machine that their network is on, in the network with this number.
+    pub fn outside_of(number: u8) -> String {
+        format!("10.197.{number}.{OUTSIDE}")
+    }
+
+    /// The same of this network.
+    pub fn outside(&self) -> String {
+        format!("{}.{}.{OUTSIDE}", self.net(), self.number)
+    }
+
+    fn net(&self) -> &'static str {
+        if self.setup.is_public { "45.197" } else { "10.197" }
     }
 
     /// What other nodes know a node by.
@@ -141,7 +157,7 @@ impl Network {
     }
 
     fn make_bridge(&self) -> bool {
-        let (bridge, own) = (self.bridge(), format!("{}/24", self.address(253)));
+        let (bridge, own) = (self.bridge(), format!("{}/24", self.outside()));
         ip(&["link", "add", &bridge, "type", "bridge"])
             && ip(&["addr", "add", &own, "dev", &bridge])
             && ip(&["link", "set", &bridge, "up"])

@@ -121,7 +121,7 @@ pub enum Command {
     MintJoinToken(Box<JoinToken>),
     /// A node joins.
     RedeemJoinToken { hash: [u8; 32], facts: Box<NodeFacts> },
-    /// `POST /v1/cluster/nodes/:id/drain` and its like.
+    /// `POST /v1/cluster/nodes/:id/activate` and its like.
     SetNodeStatus { id: NodeId, to: NodeStatus },
     /// `PUT /v1/cluster/config`.
     SetAutopilot(Box<Autopilot>),
@@ -204,6 +204,8 @@ pub enum Command {
     Told { up_to: u64 },
     /// Everybody has these of what waited in the outbox; older ones still wait.
     ToldOf { numbers: Vec<u64> },
+    /// `POST /v1/cluster/nodes/:id/drain`: by then what is still on it goes without anything in its place.
+    DrainNode { id: NodeId, by: Timestamp },
 }
 
 /// What the first start makes.
@@ -549,6 +551,7 @@ impl Machine for Directory {
                 data_key::turn_master(self, (*from, *to), known_by, sealed)
             }
             C::SetNodeStatus { id, to } => node::set_status(self, *id, *to, at),
+            C::DrainNode { id, by } => node::drain(self, *id, *by, at),
             C::EndSession(id) => Ok(account::end_session(self, *id, at)),
             C::CreateOrganization { organization, owner, clouds } => {
                 account::create_organization(self, organization, owner, clouds)
@@ -708,7 +711,7 @@ impl Machine for Directory {
             C::CreateUpload(upload) => self.upload_reply(upload.id),
             C::ReceiveUpload { id, .. } => self.upload_reply(*id),
             C::RegisterNode(facts) | C::RedeemJoinToken { facts, .. } => self.node_reply(facts.id),
-            C::SetNodeStatus { id, .. } => self.node_reply(*id),
+            C::SetNodeStatus { id, .. } | C::DrainNode { id, .. } => self.node_reply(*id),
             C::CreateOrganization { organization, .. } => self.organization_reply(organization.id),
             C::UpdateOrganization { id, .. } => self.organization_reply(*id),
             C::AcceptInvitation { user, .. } => self.user_reply(user.id),

@@ -1,7 +1,7 @@
 //! Nodes: the machines that belong to the cluster. Gossip says who answers; this says who belongs,
 //! and what the operator wants of each. Join tokens are here too: a node belongs once it redeemed one.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,8 @@ use crate::{
 
 /// The label that names a node's redundancy zone unless the operator says otherwise.
 pub const ZONE_LABEL: &str = "zone";
+/// How long instances of a draining node wait for others in their place, unless its operator says otherwise.
+pub const DRAINS_WITHIN: Duration = Duration::from_secs(3600);
 /// Join tokens that wait to be redeemed at once.
 pub const TOKENS_MAX: usize = 1000;
 
@@ -77,6 +79,9 @@ pub struct Node {
     pub joined_at: Timestamp,
     /// Since when the status holds.
     pub since: Timestamp,
+    /// While it drains, also where it is taken for dead meanwhile: when what is still on it goes without
+    /// anything in its place.
+    pub drains_by: Option<Timestamp>,
 }
 
 impl Node {
@@ -84,6 +89,14 @@ impl Node {
     pub fn zone(&self, label: &str) -> String {
         let own = || self.facts.id.to_string();
         self.facts.labels.get(label).cloned().unwrap_or_else(own)
+    }
+
+    /// What it is when it is back from the dead: what was wanted of it still is.
+    fn back(&self) -> NodeStatus {
+        match self.drains_by {
+            Some(_) => NodeStatus::Draining,
+            None => NodeStatus::Active,
+        }
     }
 
     /// Whether it belongs to the cluster and is not known to be gone.
@@ -148,7 +161,7 @@ pub(crate) fn register(
             return Err(Rejection::NodeRemoved(facts.id));
         }
         Some(node) if node.status == NodeStatus::Dead => {
-            Node { facts: facts.clone(), status: NodeStatus::Active, since: at, ..node.clone() }
+            Node { facts: facts.clone(), status: node.back(), since: at, ..node.clone() }
         }
         Some(node) => Node { facts: facts.clone(), ..node.clone() },
     };
@@ -156,7 +169,8 @@ pub(crate) fn register(
 }
 
 fn admitted(facts: &NodeFacts, at: Timestamp) -> Node {
-    Node { facts: facts.clone(), status: NodeStatus::Active, joined_at: at, since: at }
+    let status = NodeStatus::Active;
+    Node { facts: facts.clone(), status, joined_at: at, since: at, drains_by: None }
 }
 
 /// A token is worth one join: what redeems it comes to belong, and the token is gone.
@@ -225,7 +239,28 @@ pub(crate) fn set_status(
     if !stays && !others {
         return Err(Rejection::LastNode);
     }
-    let node = Node { status: to, since: at, ..Node::clone(&node) };
+    let (status, drains_by) = match to {
+        NodeStatus::Active if node.status == NodeStatus::Dead => (node.back(), node.drains_by),
+        NodeStatus::Active => (to, None),
+        NodeStatus::Draining => (to, Some(at.plus(DRAINS_WITHIN))),
+        NodeStatus::Dead | NodeStatus::Removed => (to, node.drains_by),
+    };
+    let node = Node { status, since: at, drains_by, ..Node::clone(&node) };
+    Ok(vec![DirectoryEvent::NodePut(Box::new(node))])
+}
+
+/// A node is to drain by this time; one that drains may be given another.
+pub(crate) fn drain(
+    state: &Directory,
+    id: NodeId,
+    by: Timestamp,
+    at: Timestamp,
+) -> Result<Vec<DirectoryEvent>, Rejection> {
+    let known = state.nodes.get(&id).ok_or(Rejection::NodeNotFound(id))?;
+    let began = set_status(state, id, NodeStatus::Draining, at)?;
+    let since = if began.is_empty() { known.since } else { at };
+    let node =
+        Node { status: NodeStatus::Draining, since, drains_by: Some(by), ..Node::clone(&known) };
     Ok(vec![DirectoryEvent::NodePut(Box::new(node))])
 }
 
@@ -236,4 +271,62 @@ pub(crate) fn lead(node: NodeId, claim: Option<Claim>) -> Vec<DirectoryEvent> {
             vec![DirectoryEvent::ShardTaken(claim), DirectoryEvent::ShardLed { claim, node }]
         })
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        directory::Command,
+        machine::{Entry, apply},
+    };
+
+    fn play(state: &mut Directory, second: u64, command: Command) -> Result<(), Rejection> {
+        let at = Timestamp::from_millis(second * 1000);
+        apply(state, &Entry::new(at, command)).0.result.map(drop)
+    }
+
+    fn facts(id: u128) -> Box<NodeFacts> {
+        Box::new(NodeFacts {
+            id: NodeId(id),
+            raft_id: u64::try_from(id).expect("small"),
+            peer_address: String::new(),
+            base_url: String::new(),
+            version: String::new(),
+            labels: BTreeMap::new(),
+            cores: 1,
+            memory_mb: 1,
+            providers: vec![],
+        })
+    }
+
+    #[test]
+    fn a_node_that_drains_goes_on_draining_when_it_is_back_from_the_dead() {
+        let (mut state, id) = (Directory::default(), NodeId(1));
+        play(&mut state, 0, Command::RegisterNode(facts(1))).expect("the first");
+        let hash = [7; 32];
+        let token = JoinToken { hash, expires_at: Timestamp::from_millis(9000) };
+        play(&mut state, 0, Command::MintJoinToken(Box::new(token))).expect("made");
+        play(&mut state, 1, Command::RedeemJoinToken { hash, facts: facts(2) }).expect("joined");
+        let by = |second: u64| Timestamp::from_millis(second * 1000);
+        let is = |state: &Directory| {
+            let node = state.nodes.get(&id).expect("known");
+            (node.status, node.since, node.drains_by)
+        };
+        let to = |to| Command::SetNodeStatus { id, to };
+        play(&mut state, 2, Command::DrainNode { id, by: by(60) }).expect("it drains");
+        play(&mut state, 3, Command::DrainNode { id, by: by(30) }).expect("sooner");
+        assert_eq!(is(&state), (NodeStatus::Draining, by(2), Some(by(30))));
+        for back in [to(NodeStatus::Active), Command::RegisterNode(facts(1))] {
+            play(&mut state, 4, to(NodeStatus::Dead)).expect("silent for long");
+            assert_eq!(is(&state).0, NodeStatus::Dead);
+            play(&mut state, 5, back).expect("it is back");
+            assert_eq!(is(&state), (NodeStatus::Draining, by(5), Some(by(30))));
+        }
+        play(&mut state, 6, to(NodeStatus::Active)).expect("it may stay");
+        assert_eq!(is(&state), (NodeStatus::Active, by(6), None));
+        play(&mut state, 7, to(NodeStatus::Dead)).expect("silent for long");
+        let late = Command::DrainNode { id, by: by(60) };
+        assert!(matches!(play(&mut state, 8, late), Err(Rejection::InvalidState { .. })));
+    }
 }

@@ -1,10 +1,15 @@
 //! What operators see of the cluster.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use domain::{autopilot::Autopilot, node::Node};
+use domain::{
+    autopilot::Autopilot,
+    node::{DRAINS_WITHIN, Node, NodeStatus},
+};
 use poem_openapi::{Object, types::Any};
 use serde_json::Value;
+
+use crate::error::Problem;
 
 /// The cluster at a glance.
 #[derive(Clone, Debug, Object)]
@@ -60,6 +65,31 @@ pub struct NodeBody {
     pub joined_at: String,
     /// Since when the status holds.
     pub since: String,
+    /// Of one that drains: when what has found no room elsewhere goes without anything in its place.
+    pub drain_deadline: Option<String>,
+}
+
+/// How a node drains.
+#[derive(Clone, Debug, Default, Object)]
+pub struct DrainRequest {
+    /// Seconds that instances have to find room elsewhere, up to 30 days: 3600 if left out.
+    #[oai(validator(maximum(value = "2592000")))]
+    pub deadline_s: Option<u64>,
+    /// Whether they go at once, without waiting for others in their place. Calls in flight finish all the same.
+    pub force: Option<bool>,
+}
+
+impl DrainRequest {
+    /// How long instances have.
+    pub fn within(&self) -> Result<Duration, Problem> {
+        match (self.force, self.deadline_s) {
+            (Some(true), Some(_)) => {
+                Err(Problem::field("deadline_s", "has no meaning with force; send one of them"))
+            }
+            (Some(true), None) => Ok(Duration::ZERO),
+            (_, seconds) => Ok(seconds.map_or(DRAINS_WITHIN, Duration::from_secs)),
+        }
+    }
 }
 
 /// What a node has.
@@ -88,6 +118,7 @@ impl NodeBody {
     pub fn of(node: &Node, seen: Observed) -> Self {
         let Observed { alive, ready, instances, leads } = seen;
         let facts = &node.facts;
+        let drains_by = node.drains_by.filter(|_| node.status == NodeStatus::Draining);
         Self {
             id: facts.id.to_string(),
             status: node.status.as_str().to_owned(),
@@ -104,6 +135,7 @@ impl NodeBody {
             leads,
             joined_at: node.joined_at.to_string(),
             since: node.since.to_string(),
+            drain_deadline: drains_by.map(|by| by.to_string()),
         }
     }
 }

@@ -511,6 +511,10 @@ impl Ledger for RaftLedger {
         self.leading.subscribe()
     }
 
+    fn holds(&self, claim: Claim) -> bool {
+        self.group(claim.shard).leads_for_sure(claim.term)
+    }
+
     fn leads_directory(&self) -> bool {
         self.directory.leading_term().is_some()
     }

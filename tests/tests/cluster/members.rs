@@ -217,6 +217,47 @@ async fn a_node_drains_leaves_and_is_not_missed() {
 }
 
 #[tokio::test]
+async fn what_finds_no_room_elsewhere_goes_when_its_node_must_be_empty() {
+    let cluster = Cluster::with(3, &[("ROOST_RUNTIME__CPU_OVERCOMMIT", "1")]);
+    let me = cluster.customer(0);
+    // One on each node, and no room for a second one anywhere.
+    let cores = std::thread::available_parallelism().expect("it is known").get();
+    let mut wanted = me.wanted("wide", &[("agent.py", ECHO)]).await;
+    wanted["scaling"] = json!({ "min_instances": 3, "max_instances": 3 });
+    wanted["resources"] = json!({ "cpu": cores });
+    let id = me.deploy_as(&wanted).await;
+    running(&me, &id, 3).await;
+    let path = format!("/v1/cluster/nodes/{}", cluster.nodes[2].id);
+    let drain = format!("{path}/drain");
+    let both = json!({ "force": true, "deadline_s": 1 });
+    me.post(&drain, &both).await.refused(400, "VALIDATION_ERROR");
+    let waits = me.post(&drain, &json!({ "deadline_s": 600 })).await.data(200);
+    assert_eq!(waits["status"], "draining");
+    let by = waits["drain_deadline"].as_str().expect("a time").to_owned();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let stays = me.get(&path).await.data(200);
+    assert_eq!((&stays["instances"], &stays["drain_deadline"]), (&json!(1), &json!(by)));
+    // Another deadline, and nothing waits for room any more.
+    let sooner = me.post(&drain, &json!({ "deadline_s": 1 })).await.data(200);
+    assert!(sooner["drain_deadline"].as_str() < Some(&by), "{sooner}");
+    assert_eq!(sooner["since"], waits["since"], "it has been draining all the time");
+    eventually("nothing is on it", Duration::from_secs(20), async || {
+        let row = me.get(&path).await.data(200);
+        if row["drained"] == true { Ok(()) } else { Err(row.to_string()) }
+    })
+    .await;
+    assert_eq!(me.invoke(&id, &json!(1)).await.data(200)["output"]["echo"], 1);
+    // Given back, it takes the third again; sent away by force, it goes at once.
+    let back = me.call(&format!("{path}/activate")).await.data(200);
+    assert_eq!((&back["status"], &back["drain_deadline"]), (&json!("active"), &json!(null)));
+    running(&me, &id, 3).await;
+    let node = cluster.nodes[2].id.clone();
+    let forced = cluster.operate(0, &["cluster", "drain", &node, "--force"]);
+    assert!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
+    running(&me, &id, 2).await;
+}
+
+#[tokio::test]
 async fn a_node_that_was_taken_out_while_it_was_dead_is_told_so_and_stays_out() {
     let cluster = Cluster::of(3);
     let me = cluster.customer(0);

@@ -3,12 +3,13 @@
 
 use std::{
     collections::BTreeSet,
+    net::TcpListener,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
 use serde_json::{Value, json};
-use tests::{Cluster, Customer, Receiver, eventually};
+use tests::{Cluster, Customer, Network, Receiver, Setup, eventually, skipped};
 
 const DELAYS: &str = "[\"300ms\", \"500ms\", \"1s\", \"2s\", \"3s\"]";
 /// Attempts of one webhook at once: so many may be sent once more after the death of a node.
@@ -57,6 +58,12 @@ async fn all(me: &Customer, path: &str) -> Vec<Value> {
             None => return items,
         }
     }
+}
+
+/// The same where the cluster may be busy with itself.
+async fn all_or_none(me: &Customer, path: &str) -> Option<Vec<Value>> {
+    let page = me.get(&format!("{path}limit=100")).await;
+    (page.status == 200).then(|| page.data(200)["items"].as_array().cloned().unwrap_or_default())
 }
 
 /// Changes agents until so many changes were acknowledged; a node dies half-way.
@@ -137,6 +144,57 @@ impl Scene {
             }
         }
         Self { receiver, cluster, me, agents, hooks }
+    }
+}
+
+/// A node is cut off from the others and not from the receivers: whoever leads in its place sends, and it does not.
+#[tokio::test]
+async fn who_is_cut_off_from_the_others_sends_nothing_any_more() {
+    const HOOKS: usize = 24;
+    let names: Vec<String> = (0..64).map(Network::outside_of).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut receiver = Receiver::prepared(&names);
+    let mut settings = receiver.settings("[\"4s\", \"2s\", \"2s\", \"2s\"]");
+    settings[0].1 = "[\"10.197.0.0/16\"]".to_owned();
+    let Some(network) = Network::with(3, Setup { settings, is_public: false }) else {
+        return skipped("netns");
+    };
+    let own = network.outside();
+    receiver.listen(TcpListener::bind(format!("{own}:0")).expect("a port on the bridge"));
+    let me = network.customer(0);
+    // So many that each node sends for some of them.
+    let mut hooks = vec![];
+    for number in 0..HOOKS {
+        let path = format!("/fail/99?{number}");
+        let url = format!("https://{own}:{}{path}", receiver.port());
+        let made = me.post("/v1/webhooks", &json!({ "url": url, "events": ["*"] })).await.data(201);
+        hooks.push((made["id"].as_str().expect("an id").to_owned(), path));
+    }
+    let source = json!({ "type": "github", "repo": "owner/none" });
+    let wanted = json!({ "name": "a", "cloud_id": me.cloud().await, "source": source });
+    let agent = me.post("/v1/agents", &wanted).await.data(201);
+    let first = async |path: &str| receiver.wait_for(path, 1).await;
+    futures::future::join_all(hooks.iter().map(|(_, path)| first(path))).await;
+    // What is known of the first attempts is agreed on before the cut.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    network.isolate(2);
+    assert!(agent["id"].is_string());
+    for (id, path) in &hooks {
+        let all = format!("/v1/webhooks/{id}/deliveries?");
+        let deliveries = eventually("all is given up", Duration::from_secs(60), async || {
+            let deliveries = all_or_none(&me, &all).await.ok_or("no answer yet".to_owned())?;
+            let is_over = |one: &Value| one["status"] == "exhausted";
+            match deliveries.iter().all(is_over) {
+                true => Ok(deliveries),
+                false => Err(json!(deliveries).to_string()),
+            }
+        })
+        .await;
+        let events = receiver.attempts(path);
+        assert!(!events.is_empty() && events.len() == deliveries.len(), "{events:?}");
+        for (event, attempts) in events {
+            assert_eq!(attempts, 5, "{event} to {path}: one call for each attempt");
+        }
     }
 }
 

@@ -1,10 +1,7 @@
 //! The next steps from what is to what should be. Asking again after a crash gives the same answer,
 //! so start-up, failover and repair are one path.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -142,8 +139,9 @@ pub struct View<'a> {
     pub rows: &'a [Instance],
     /// What their nodes say.
     pub seen: &'a BTreeMap<InstanceId, Seen>,
-    /// Those whose node drains: they are replaced like instances of an old version.
-    pub leaving: &'a BTreeSet<InstanceId>,
+    /// Those whose node drains: they are replaced like instances of an old version, and go without a
+    /// replacement when this time has come.
+    pub leaving: &'a BTreeMap<InstanceId, Timestamp>,
     /// Exits so far.
     pub crashes: &'a Crashes,
     /// Since when it serves without a ready instance.
@@ -351,7 +349,10 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
         match view.seen.get(&row.id) {
             _ if coming == Some(row.deployment_id) && !is_live => {}
             Some(Seen::Sick) => plan.steps.push(Step::Drain(row.id, Duration::ZERO)),
-            _ if view.leaving.contains(&row.id) => old.push(row.id),
+            _ if view.must_go(row, plan) => {
+                plan.steps.push(Step::Drain(row.id, view.timing.replace_timeout));
+            }
+            _ if view.leaving.contains_key(&row.id) => old.push(row.id),
             Some(Seen::Ready(_)) if is_live => ready += 1,
             Some(Seen::Starting) if is_live && view.is_hung(row) => {
                 plan.steps.push(Step::Drain(row.id, Duration::ZERO));
@@ -429,6 +430,13 @@ impl View<'_> {
                     Some(Seen::Starting | Seen::Ready(_) | Seen::Sick)
                 )
         })
+    }
+
+    /// Whether the time of an instance on a draining node is over.
+    fn must_go(&self, row: &Instance, plan: &mut Plan) -> bool {
+        let by = self.leaving.get(&row.id).copied();
+        by.inspect(|by| plan.wait_until(*by));
+        by.is_some_and(|by| self.now >= by)
     }
 
     /// Whether an instance has been starting for longer than any should.

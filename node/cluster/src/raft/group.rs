@@ -353,6 +353,13 @@ impl<M: Machine> Group<M> {
         self.raft.as_leader().ok().map(|leader| leader.term())
     }
 
+    /// Whether this node leads in this term and nobody else can in a later one: a majority was heard of so lately
+    /// that it still votes for nobody (the leader's lease).
+    pub fn leads_for_sure(&self, term: u64) -> bool {
+        let lease = Duration::from_millis(self.shared.timeouts.election_max);
+        self.leading_term() == Some(term) && self.heard().is_some_and(|heard| heard < lease)
+    }
+
     /// Hears of changes of leadership and membership from now on.
     pub fn changes(&self) -> Changes {
         Changes(self.raft.server_metrics())

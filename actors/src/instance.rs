@@ -38,6 +38,10 @@ const PROBE_FAST: Duration = Duration::from_millis(5);
 const LET_GO_LOOK: Duration = Duration::from_millis(50);
 /// Between connection attempts later.
 const PROBE_SLOW: Duration = Duration::from_millis(250);
+/// How long after a broken connection an instance is looked at.
+const ENDS_OR_GOES_ON: Duration = Duration::from_millis(20);
+/// How long it may take to accept a connection then.
+const LISTENS_WITHIN: Duration = Duration::from_secs(1);
 
 /// What wakes an instance.
 pub enum InstanceMessage {
@@ -51,6 +55,8 @@ pub enum InstanceMessage {
     Exited(Exit),
     /// Nobody listens where it was.
     Unreachable,
+    /// A connection to it broke.
+    Doubted,
     /// No new calls; end it when its calls are over, or after this time.
     Drain(Duration),
     /// A canceled call is not let go of: end it once only such calls are left in it.
@@ -256,6 +262,7 @@ impl Actor for InstanceActor {
             InstanceMessage::Ready => running.ready(&myself),
             InstanceMessage::Checked(well) => running.checked(well),
             InstanceMessage::Unreachable => running.unreachable(),
+            InstanceMessage::Doubted => running.doubted(&myself),
             InstanceMessage::Drain(timeout) => running.drain(timeout),
             InstanceMessage::LetGo => running.let_go(),
             InstanceMessage::Kill => running.kill(),
@@ -383,6 +390,21 @@ impl Running {
         if let Some(process) = &self.process {
             process.kill();
         }
+    }
+
+    /// A process that ends closes its connections one after the other. A moment later it listens no more, or it
+    /// goes on.
+    fn doubted(&mut self, myself: &ActorRef<InstanceMessage>) {
+        let (Some(endpoint), Some(address)) = (&self.endpoint, self.address) else { return };
+        let (world, endpoint, me) = (Arc::clone(&self.world), Arc::clone(endpoint), myself.clone());
+        detach(async move {
+            tokio::time::sleep(ENDS_OR_GOES_ON).await;
+            let connected = TcpStream::connect(address);
+            match tokio::time::timeout(LISTENS_WITHIN, connected).await {
+                Ok(Ok(_)) => world.routes.trust(&endpoint),
+                Ok(Err(_)) | Err(_) => drop(me.cast(InstanceMessage::Unreachable)),
+            }
+        });
     }
 
     fn drain(&mut self, timeout: Duration) {

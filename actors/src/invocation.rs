@@ -38,6 +38,10 @@ pub const ERROR_BODY_BYTES_MAX: usize = 4 * 1024;
 /// Events that wait for a slow reader before the agent is held back.
 const STREAM_EVENTS_WAITING: usize = 64;
 
+/// How long an unused connection is kept. Servers close theirs too, many after two or five seconds, and a call
+/// that is sent at that very moment is lost.
+const IDLE_CONNECTION: Duration = Duration::from_secs(1);
+
 /// Calls agents over pooled connections.
 #[derive(Clone)]
 pub struct AgentClient(Client<HttpConnector, Full<Bytes>>);
@@ -49,7 +53,7 @@ impl Default for AgentClient {
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(30))
+            .pool_idle_timeout(IDLE_CONNECTION)
             .build(connector);
         Self(client)
     }
@@ -231,7 +235,11 @@ impl World {
         match &endpoint.place {
             Place::Here { address, .. } => {
                 parts.uri = uri(format!("http://{address}{path}"));
-                self.client.send(Request::from_parts(parts, Full::new(body))).await
+                let sent = self.client.send(Request::from_parts(parts, Full::new(body))).await;
+                if let Err(CallError::Broken(_)) = sent {
+                    endpoint.doubt();
+                }
+                sent
             }
             Place::There(node) => {
                 let Endpoint { agent_id, id, .. } = endpoint;
@@ -255,6 +263,9 @@ impl World {
         let answer = answer.unwrap_or(Err(CallError::Timeout(call.timeout)));
         if let Err(unseen @ (CallError::Unreached | CallError::Busy)) = answer {
             return Err(unseen);
+        }
+        if let Err(CallError::Broken(_)) = answer {
+            slot.endpoint.doubt();
         }
         let elapsed = began.elapsed();
         let tokens = answer.as_ref().map_or(0, |answer| answer.tokens);

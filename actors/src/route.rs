@@ -56,6 +56,7 @@ pub struct Endpoint {
     /// Whether its last health check went well.
     pub healthy: AtomicBool,
     accepting: AtomicBool,
+    doubted: AtomicBool,
     in_flight: AtomicU32,
     unwanted: AtomicU32,
     idle: Notify,
@@ -92,6 +93,7 @@ impl Endpoint {
             last_check: AtomicU64::new(now.millis()),
             healthy: AtomicBool::new(true),
             accepting: AtomicBool::new(true),
+            doubted: AtomicBool::new(false),
             in_flight: AtomicU32::new(0),
             unwanted: AtomicU32::new(0),
             idle: Notify::new(),
@@ -147,6 +149,19 @@ impl Endpoint {
         self.unwanted.fetch_add(1, Relaxed);
     }
 
+    /// A connection to it broke: it may be about to be gone. Until its actor has looked it gets no new calls,
+    /// for they would end like this one.
+    pub fn doubt(&self) {
+        if self.is_here() && !self.doubted.swap(true, Relaxed) {
+            self.tell(InstanceMessage::Doubted);
+        }
+    }
+
+    /// Whether it takes calls, if it has room.
+    fn is_ready(&self) -> bool {
+        self.accepting.load(Relaxed) && !self.doubted.load(Relaxed)
+    }
+
     /// Takes no new calls from now on.
     pub fn close(&self) {
         self.accepting.store(false, Relaxed);
@@ -166,7 +181,7 @@ impl Endpoint {
     }
 
     fn try_enter(&self) -> bool {
-        self.accepting.load(Relaxed)
+        self.is_ready()
             && !self.is_busy()
             && self
                 .in_flight
@@ -196,7 +211,7 @@ impl AgentRoute {
 
     fn has_ready(&self) -> bool {
         let endpoints = self.endpoints.read().unwrap_or_else(PoisonError::into_inner);
-        endpoints.iter().any(|endpoint| endpoint.accepting.load(Relaxed))
+        endpoints.iter().any(|endpoint| endpoint.is_ready())
     }
 
     /// A slot of the least loaded instance, if one is free.
@@ -327,6 +342,14 @@ impl Routes {
         let route = self.of(endpoint.agent_id);
         route.endpoints.write().unwrap_or_else(PoisonError::into_inner).push(endpoint);
         route.freed.notify_waiters();
+    }
+
+    /// An instance that was doubted is there after all.
+    pub fn trust(&self, endpoint: &Endpoint) {
+        endpoint.doubted.store(false, Relaxed);
+        if let Some(route) = self.known(endpoint.agent_id) {
+            route.freed.notify_waiters();
+        }
     }
 
     /// An instance takes no calls any more.

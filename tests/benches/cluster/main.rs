@@ -1,9 +1,16 @@
 //! What three nodes do together, beside three members of etcd on the same machine in the same run.
 //!
-//! `cargo build --release && cargo bench -p tests --bench cluster`. Nodes, members, clients and the
-//! agent share the machine's cores, so ratios and times of failover mean something, rates do not.
+//! `cargo build --release && cargo bench -p tests --bench cluster`, with ` -- growth`, ` -- load` or ` -- many` for what
+//! takes long and is not in it: a large state on its way to a new node, ten minutes with every core taken, a
+//! thousand instances. Nodes, members, clients and the agent share the machine's cores, so ratios and times of
+//! failover mean something, rates do not.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
+
+mod failover;
+mod growth;
+mod many;
+mod taken;
 
 use std::{
     fs,
@@ -21,13 +28,21 @@ use tests::{
 
 /// How long the nodes rest before their idleness is measured.
 const REST: Duration = Duration::from_secs(10);
-/// How often the leader is killed.
-const KILLS: usize = 20;
 /// Ticks of the clock that processor time is counted in, per second (proc(5)).
 const TICKS: f64 = 100.0;
 
 #[tokio::main]
 async fn main() {
+    let asked = |part: &str| std::env::args().any(|argument| argument == part);
+    if asked("growth") {
+        return growth::state_reaches_a_new_node().await;
+    }
+    if asked("load") {
+        return taken::nobody_is_taken_for_dead().await;
+    }
+    if asked("many") {
+        return many::instances().await;
+    }
     let began = Instant::now();
     let mut cluster = Cluster::of(3);
     println!("three nodes ready and settled after {} ms", began.elapsed().as_millis());
@@ -36,7 +51,7 @@ async fn main() {
     let id = deployed(&me).await;
     wrong_node(&cluster, &id).await;
     writes_and_reads(&cluster, &id).await;
-    failover(&mut cluster, &id).await;
+    failover::of_the_directory(&mut cluster, &id).await;
 }
 
 async fn deployed(me: &Customer) -> String {
@@ -142,33 +157,4 @@ fn compared(what: &str, ours: &Measured, theirs: Option<&Measured>) {
         ),
         None => println!("{what}: {}", ours.shown()),
     }
-}
-
-/// `kill -9` of the node that leads the directory, again and again: how long until writes work.
-async fn failover(cluster: &mut Cluster, id: &str) {
-    let (path, mut gaps) = (format!("/v1/agents/{id}"), vec![]);
-    for round in 0..KILLS {
-        let glance = cluster.customer(round % 3).get("/v1/cluster").await.data(200);
-        let leader = cluster.place(glance["leader"].as_str().expect("a leader"));
-        let me = cluster.customer((leader + 1) % 3);
-        me.get(&path).await.data(200);
-        cluster.kill(leader);
-        let began = Instant::now();
-        loop {
-            let write = me.request(reqwest::Method::PATCH, &path);
-            let write = write.json(&json!({ "metadata": { "round": round.to_string() } }));
-            if write.send().await.is_ok_and(|answer| answer.status() == 200) {
-                break;
-            }
-        }
-        gaps.push(began.elapsed().as_millis());
-        cluster.restart(&[leader]);
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-    }
-    gaps.sort_unstable();
-    println!(
-        "failover of the directory, {KILLS} kills: median {} ms, worst {} ms",
-        gaps[gaps.len() / 2],
-        gaps[gaps.len() - 1]
-    );
 }

@@ -116,6 +116,26 @@ async fn a_call_waits_while_its_instance_comes_back() {
 }
 
 #[tokio::test]
+async fn a_crash_costs_the_call_that_caused_it_and_none_after_it() {
+    let node = Node::start();
+    let me = node.customer();
+    let suicidal = "import os, time\ndef invoke(input, context):\n    if input == 'die':\n        os._exit(3)\n    time.sleep(0.05)\n    return os.getpid()\n";
+    for round in 0..3 {
+        let id = me.deploy(&format!("phoenix-{round}"), &[("agent.py", suicidal)]).await;
+        let ask = json!("pid");
+        let several = async || {
+            let calls = (0..8).map(|_| me.invoke(&id, &ask));
+            let pids = futures::future::join_all(calls).await;
+            pids.into_iter().map(|answer| answer.data(200)["output"].clone()).collect::<Vec<_>>()
+        };
+        // So many connections stay open, and their ends come one after the other.
+        let before = several().await;
+        me.invoke(&id, &json!("die")).await.refused(502, "AGENT_ERROR");
+        assert!(several().await.iter().all(|pid| *pid != before[0]));
+    }
+}
+
+#[tokio::test]
 async fn a_full_instance_makes_calls_wait_and_a_full_queue_refuses_them() {
     let node = Node::with(&[("ROOST_INVOKE__QUEUE", "2")]);
     let me = node.customer();

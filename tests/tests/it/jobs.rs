@@ -157,19 +157,24 @@ async fn a_job_of_a_node_that_died_is_lost_unless_it_may_be_tried_again() {
 async fn canceled_is_not_said_while_the_agent_still_cleans_up() {
     let node = Node::start();
     let me = node.customer();
-    let stubborn = "import asyncio\nasync def invoke(input, context):\n    try:\n        await asyncio.sleep(30)\n    except asyncio.CancelledError:\n        await asyncio.sleep(0.5)\n        print('cleaned up', flush=True)\n        raise\n";
+    let stubborn = "import asyncio\nasync def invoke(input, context):\n    try:\n        print('it began', flush=True)\n        await asyncio.sleep(30)\n    except asyncio.CancelledError:\n        await asyncio.sleep(0.5)\n        print('cleaned up', flush=True)\n        raise\n";
     let id = me.deploy("stubborn", &[("agent.py", stubborn)]).await;
+    let said = async |word: &str| {
+        eventually("the agent says so", Duration::from_secs(5), async || {
+            let lines = me.get(&format!("/v1/agents/{id}/logs?q={word}")).await.data(200);
+            if lines["items"][0].is_object() { Ok(()) } else { Err(lines.to_string()) }
+        })
+        .await;
+    };
     let job = me.job(&id, json!({})).await;
     running(&me, &job).await;
+    // Sent is not begun: what never began has nothing to clean up.
+    said("began").await;
     let began = Instant::now();
     me.call(&format!("/v1/jobs/{job}/cancel")).await.data(200);
     assert_eq!(me.ended(&job).await["status"], "canceled");
     assert!(began.elapsed() >= Duration::from_millis(450), "said before it was true");
-    eventually("it cleaned up", Duration::from_secs(5), async || {
-        let lines = me.get(&format!("/v1/agents/{id}/logs?q=cleaned")).await.data(200);
-        if lines["items"][0].is_object() { Ok(()) } else { Err(lines.to_string()) }
-    })
-    .await;
+    said("cleaned").await;
 }
 
 #[tokio::test]

@@ -219,11 +219,12 @@ impl World {
             return false;
         }
         let most = self.in_flight_max(tenant);
-        let asks = Asks { world: self, tenant };
+        let _asks = Asks { world: self, tenant };
         let wanted = self.flights.begin_asking(tenant, most, self.now());
         let share = self.ask_share(tenant, wanted, most).await;
         let until = self.now().plus(CALL_BACK_EVERY);
-        let has_room = self.flights.with(tenant, |here| {
+        self.flights.with(tenant, |here| {
+            // Together with the share: what is said from now on comes after the answer.
             here.asked = None;
             here.share = share.max(here.in_flight);
             // At once: a share that nobody uses is cut.
@@ -232,9 +233,7 @@ impl World {
                 here.refused_until = until;
             }
             has_room
-        });
-        drop(asks);
-        has_room
+        })
     }
 
     fn keeper_of(&self, tenant: Tenant) -> Option<NodeId> {

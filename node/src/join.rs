@@ -8,10 +8,7 @@ use actors::seal::MasterKey;
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use cluster::peer::{
-    client::{CallError, Once},
-    tls,
-};
+use cluster::peer::{client::Once, tls};
 use domain::node::{NodeFacts, NodeStatus};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -22,7 +19,7 @@ use crate::{
     host::Operation,
     identity::NodeIdentity,
     keys::{self, Keys},
-    operate::{ANSWER_WITHIN, Stranger},
+    operate::{ANSWER_WITHIN, Stranger, heard},
 };
 
 /// How long a token is good.
@@ -145,14 +142,8 @@ pub async fn join(
     let request = serde_json::to_vec(&JoinRequest { secret, facts })?;
     let once = Once { tls: tls::joining(token.authority), from: None, to: None };
     let path = cluster::peer::server::JOIN_PATH;
-    let body = match once.call(address, path, Bytes::from(request), ANSWER_WITHIN).await {
-        Ok(body) => body,
-        Err(CallError::Said(reason)) => bail!("the node at {address} refused: {reason}"),
-        Err(error) => {
-            return Err(error)
-                .with_context(|| format!("the node at {address} did not take the token"));
-        }
-    };
+    let answer = once.call(address, path, Bytes::from(request), ANSWER_WITHIN).await;
+    let body = heard(answer, address, "did not take the token")?;
     let reply: JoinReply = serde_json::from_slice(&body).context("its answer can't be read")?;
     let folder = data.join("keys");
     let masters = told_masters(&reply.masters)?;

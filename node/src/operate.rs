@@ -44,6 +44,18 @@ pub async fn ask(data: &Path, operation: &Operation) -> anyhow::Result<Value> {
     }
 }
 
+/// What the node at an address answered; `otherwise` is what it did where it did not say why.
+pub fn heard(
+    answer: Result<Bytes, CallError>,
+    address: &str,
+    otherwise: &str,
+) -> anyhow::Result<Bytes> {
+    match answer {
+        Err(CallError::Said(reason)) => bail!("the node at {address} refused: {reason}"),
+        answer => answer.with_context(|| format!("the node at {address} {otherwise}")),
+    }
+}
+
 /// A node that asks where it knows an address and no number.
 pub struct Stranger {
     /// A client with a certificate of the cluster.
@@ -57,13 +69,8 @@ impl Stranger {
     pub async fn ask(&self, address: &str, operation: &Operation) -> anyhow::Result<Value> {
         let question = Bytes::from(serde_json::to_vec(operation)?);
         let once = Once { tls: Arc::clone(&self.tls), from: Some(self.raft_id), to: None };
-        match once.call(address, OPERATE_PATH, question, ANSWER_WITHIN).await {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
-            Err(CallError::Said(reason)) => bail!("the node at {address} refused: {reason}"),
-            Err(error) => {
-                Err(error).with_context(|| format!("the node at {address} does not answer"))
-            }
-        }
+        let answer = once.call(address, OPERATE_PATH, question, ANSWER_WITHIN).await;
+        Ok(serde_json::from_slice(&heard(answer, address, "does not answer")?)?)
     }
 
     /// A token for one join.

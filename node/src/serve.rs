@@ -160,7 +160,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     };
     let node = tokio::select! {
         node = assembly::serve_at(place, &config) => node?,
-        _ = told.wait_for(|is_out| *is_out) => return Ok(taken_out_of(&arguments.folder.data)),
+        Ok(_) = told.wait_for(|is_out| *is_out) => return Ok(taken_out_of(&arguments.folder.data)),
     };
     if arguments.json {
         print(&format!("{}\n", line(&node)));
@@ -172,7 +172,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     }
     let code = tokio::select! {
         stopped = until_stopped() => stopped.map(|()| ExitCode::SUCCESS)?,
-        _ = told.wait_for(|is_out| *is_out) => taken_out_of(&arguments.folder.data),
+        Ok(_) = told.wait_for(|is_out| *is_out) => taken_out_of(&arguments.folder.data),
     };
     say("stopping");
     node.stop().await;

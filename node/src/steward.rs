@@ -153,10 +153,8 @@ pub async fn heed_removal(ledger: Arc<RaftLedger>, peers: Arc<PeerClient>) {
         tokio::time::sleep(LOOK_EVERY).await;
         let own = ledger.directory().read().nodes.get(&ledger.node_id());
         let is_out = own.is_some_and(|node| node.status == NodeStatus::Removed);
-        let is_over = match ledger.contact().knows_leaders {
-            true => is_out,
-            false => is_out || is_told_to_be_out(&ledger, &peers).await,
-        };
+        let is_over =
+            is_out || !ledger.contact().knows_leaders && is_told_to_be_out(&ledger, &peers).await;
         if is_over && !ledger.is_needed() {
             tracing::warn!("this node was taken out of the cluster and ends");
             return;

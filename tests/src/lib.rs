@@ -73,6 +73,12 @@ pub fn from_base64url(text: &str) -> Vec<u8> {
     URL_SAFE_NO_PAD.decode(text).expect("base64url")
 }
 
+/// A number that a longer or a shorter run sets in its environment.
+pub fn number_of(name: &str, usually: u64) -> u64 {
+    let set = std::env::var(name).ok();
+    set.map_or(usually, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: no number")))
+}
+
 /// Says loudly that a test needs a part which is not here; fails where the part is required.
 ///
 /// `ROOST_REQUIRE` is a comma list of parts; CI names all of them.

@@ -16,7 +16,7 @@ use domain::{
     directory::{Bootstrap, Command as C, Directory},
     idempotency::Keyed,
     machine::{Entry, Machine, apply},
-    node::{JoinToken, NodeFacts},
+    node::{JoinToken, NodeFacts, NodeStatus},
     outbox::{Kind, Occurrence},
     secret::Secret,
     shard::{Command as S, Reply, Shard},
@@ -48,6 +48,48 @@ fn play<M: Machine>(
     apply(machine, &entry(command, seconds)).0.result
 }
 
+fn facts(number: u64) -> Box<NodeFacts> {
+    Box::new(NodeFacts {
+        id: NodeId(number.into()),
+        raft_id: number,
+        peer_address: String::new(),
+        base_url: String::new(),
+        version: String::new(),
+        labels: BTreeMap::new(),
+        cores: 1,
+        memory_mb: 1,
+        providers: vec![],
+    })
+}
+
+#[test]
+fn a_node_that_drains_goes_on_draining_when_it_is_back_from_the_dead() {
+    let (mut state, id, hash) = (Directory::default(), NodeId(1), [7; 32]);
+    play(&mut state, C::RegisterNode(facts(1)), 0).expect("the first");
+    let token = JoinToken { hash, expires_at: at(9) };
+    play(&mut state, C::MintJoinToken(Box::new(token)), 0).expect("made");
+    play(&mut state, C::RedeemJoinToken { hash, facts: facts(2) }, 1).expect("joined");
+    let is = |state: &Directory| {
+        let node = state.nodes.get(&id).expect("known");
+        (node.status, node.since, node.drains_by)
+    };
+    let to = |to| C::SetNodeStatus { id, to };
+    play(&mut state, C::DrainNode { id, by: at(60) }, 2).expect("it drains");
+    play(&mut state, C::DrainNode { id, by: at(30) }, 3).expect("sooner");
+    assert_eq!(is(&state), (NodeStatus::Draining, at(2), Some(at(30))));
+    for back in [to(NodeStatus::Active), C::RegisterNode(facts(1))] {
+        play(&mut state, to(NodeStatus::Dead), 4).expect("silent for long");
+        assert_eq!(is(&state).0, NodeStatus::Dead);
+        play(&mut state, back, 5).expect("it is back");
+        assert_eq!(is(&state), (NodeStatus::Draining, at(5), Some(at(30))));
+    }
+    play(&mut state, to(NodeStatus::Active), 6).expect("it may stay");
+    assert_eq!(is(&state), (NodeStatus::Active, at(6), None));
+    play(&mut state, to(NodeStatus::Dead), 7).expect("silent for long");
+    let late = C::DrainNode { id, by: at(60) };
+    assert!(matches!(play(&mut state, late, 8), Err(Rejection::InvalidState { .. })));
+}
+
 #[test]
 fn data_keys_are_sealed_anew_together_or_not_at_all() {
     let mut state = Directory::default();
@@ -71,18 +113,7 @@ fn data_keys_are_sealed_anew_together_or_not_at_all() {
         known_by: known_by.iter().copied().map(NodeId).collect(),
         sealed: owners.iter().map(|owner| (OrgId(*owner), vec![8])).collect(),
     };
-    let facts = NodeFacts {
-        id: NodeId(5),
-        raft_id: 5,
-        peer_address: String::new(),
-        base_url: String::new(),
-        version: String::new(),
-        labels: BTreeMap::new(),
-        cores: 1,
-        memory_mb: 1,
-        providers: vec![],
-    };
-    play(&mut state, C::RegisterNode(Box::new(facts)), 0).expect("registered");
+    play(&mut state, C::RegisterNode(facts(5)), 0).expect("registered");
     for wrong in [turn(&[5], &[1]), turn(&[5], &[1, 2, 3]), turn(&[5], &[]), turn(&[], &[1, 2])] {
         assert_eq!(play(&mut state, wrong, 1).err(), Some(Rejection::StaleObject));
         assert_eq!(state.master_key(), Some([7; 8]));

@@ -23,8 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// MiB of state; a shorter run sets fewer.
 fn state_mib() -> usize {
-    let wanted = std::env::var("ROOST_STATE_MIB").ok();
-    wanted.and_then(|text| text.parse().ok()).unwrap_or(1024)
+    usize::try_from(tests::number_of("ROOST_STATE_MIB", 1024)).expect("it fits")
 }
 
 pub(crate) async fn state_reaches_a_new_node() {

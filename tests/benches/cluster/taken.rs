@@ -16,8 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long, in seconds; a shorter run sets fewer.
 fn lasts() -> Duration {
-    let wanted = std::env::var("ROOST_LOAD_SECONDS").ok();
-    Duration::from_secs(wanted.and_then(|text| text.parse().ok()).unwrap_or(600))
+    Duration::from_secs(tests::number_of("ROOST_LOAD_SECONDS", 600))
 }
 
 async fn terms(me: &Customer) -> BTreeMap<String, u64> {

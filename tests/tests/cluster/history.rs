@@ -234,8 +234,7 @@ async fn notes_are_linearizable_while_nodes_die_and_come_back() {
 
 /// How many histories are recorded under partitions, unless a longer run sets another number.
 fn histories_wanted(usually: u64) -> u64 {
-    let wanted = std::env::var("ROOST_HISTORIES").ok();
-    wanted.and_then(|text| text.parse().ok()).unwrap_or(usually)
+    tests::number_of("ROOST_HISTORIES", usually)
 }
 
 /// Numbers that are the same for the same seed.

@@ -43,8 +43,7 @@ enum End {
 
 /// How many events are told; a longer run sets another number.
 fn events_wanted() -> usize {
-    let wanted = std::env::var("ROOST_EVENTS").ok();
-    wanted.and_then(|text| text.parse().ok()).unwrap_or(150)
+    usize::try_from(tests::number_of("ROOST_EVENTS", 150)).expect("it fits")
 }
 
 /// All items of a list.

@@ -29,7 +29,7 @@ pub(crate) async fn known(me: &Customer) -> Map<String, Value> {
 }
 
 /// All that wrong bodies could have changed.
-async fn everything(me: &Customer) -> BTreeMap<String, Value> {
+pub(crate) async fn everything(me: &Customer) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     let lists = [
         "clouds",
@@ -42,10 +42,9 @@ async fn everything(me: &Customer) -> BTreeMap<String, Value> {
         "invitations",
         "organizations",
         "oauth/applications",
-        "cluster/config",
     ];
     for path in lists {
-        let mut data = me.get(&format!("/v1/{path}")).await.data(200);
+        let mut data = me.get(&format!("/v1/{path}?limit=100")).await.data(200);
         for item in data["items"].as_array_mut().into_iter().flatten() {
             // These change by themselves.
             for name in ["health", "metrics", "last_used_at", "last_used_ip"] {
@@ -54,6 +53,8 @@ async fn everything(me: &Customer) -> BTreeMap<String, Value> {
         }
         all.insert(path.to_owned(), data);
     }
+    let config = "cluster/config";
+    all.insert(config.to_owned(), me.get(&format!("/v1/{config}")).await.data(200));
     all
 }
 

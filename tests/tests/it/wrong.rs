@@ -3,9 +3,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use tests::{
-    Customer, Node,
+    Node,
     source::{self, ECHO},
 };
+
+use crate::bodies::everything;
 
 /// A valid body with one member replaced; the path is dotted.
 fn with(body: &Value, path: &str, value: Value) -> Value {
@@ -147,18 +149,6 @@ fn agent_cases(good: &Value) -> Vec<(Value, &'static str)> {
     }
     cases.push((with(good, "environment", json!({ "A": "${secrets.NAME}" })), "SECRET_NOT_FOUND"));
     cases
-}
-
-async fn everything(me: &Customer) -> Value {
-    let agents = me.get("/v1/agents?limit=100").await.data(200)["items"].clone();
-    let mut agents = agents.as_array().cloned().unwrap_or_default();
-    for agent in &mut agents {
-        agent["health"] = json!(null);
-        agent["metrics"] = json!(null);
-    }
-    let clouds = me.get("/v1/clouds?limit=100").await.data(200)["items"].clone();
-    let jobs = me.get("/v1/jobs?limit=100").await.data(200)["items"].clone();
-    json!([agents, clouds, jobs])
 }
 
 #[tokio::test]

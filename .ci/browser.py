@@ -63,6 +63,13 @@ with sync_playwright() as play:
             assert page.input_value("#email") == node["email"], "what was typed stays"
             page.keyboard.press("Tab")
             page.keyboard.type(node["password"])
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+            page.keyboard.press("Enter")
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.id") == "org_id"
+            no_overflow(page)
+            page.keyboard.type(node["org_id"])
             page.keyboard.press("Enter")
             page.wait_for_selector("button[value=allow]")
             no_overflow(page)

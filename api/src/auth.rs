@@ -1,10 +1,10 @@
 //! `/v1/auth`: people log in, refresh their tokens, log out.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use actors::call::auditing::{self, Whose};
 use domain::{
-    Rejection, SessionId, UserId,
+    OrgId, Rejection, SessionId, UserId,
     account::{Mode, Scopes, Session, Tenant, User, UserPatch},
     directory::Command,
 };
@@ -24,6 +24,20 @@ use crate::{
 };
 
 pub(crate) struct AuthApi(pub(crate) Handle);
+
+/// Who somebody says they are.
+pub(crate) struct Claimed<'c> {
+    /// The address.
+    pub(crate) email: &'c str,
+    /// The organization, if they named one.
+    pub(crate) org: Option<OrgId>,
+    /// The password.
+    pub(crate) password: String,
+    /// Whose objects they want to reach.
+    pub(crate) mode: Mode,
+    /// Where they are.
+    pub(crate) address: ClientAddress,
+}
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -89,6 +103,12 @@ fn wrong_login() -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "INVALID_CREDENTIALS", message)
 }
 
+/// The organization that somebody names to log in.
+pub(crate) fn named_org(text: &str) -> std::result::Result<OrgId, Problem> {
+    let why = "must be the id of an organization, such as the org_id of GET /v1/auth/me";
+    text.trim().parse().map_err(|_| Problem::field("org_id", why))
+}
+
 fn reused() -> Problem {
     let message = "this refresh token was used before, so its session has ended; log in again";
     Problem::new(StatusCode::UNAUTHORIZED, "REFRESH_TOKEN_REUSED", message)
@@ -147,25 +167,20 @@ impl Shared {
         person.is_none_or(|user| user.is_ok_and(|user| session.created_at >= user.sessions_since))
     }
 
-    fn person(
-        &self,
-        tenant: Tenant,
-        id: UserId,
-    ) -> std::result::Result<std::sync::Arc<User>, Problem> {
+    fn person(&self, tenant: Tenant, id: UserId) -> std::result::Result<Arc<User>, Problem> {
         let directory = self.service.world.directory().read();
         directory.user(tenant.org, id).map_err(|_| wrong_refresh())
     }
 
-    /// Whoever these are, if the password is right: wrong ones are counted by account and address.
-    pub(crate) async fn log_in(
+    /// Who it is, if the password is right. Wrong ones are counted by e-mail address and client. One password is
+    /// looked at whether there is such a person or not, and in however many organizations.
+    pub(crate) async fn proven(
         &self,
-        email: &str,
-        password: String,
-        mode: Mode,
-        address: ClientAddress,
-    ) -> std::result::Result<Session, Problem> {
+        claimed: Claimed<'_>,
+    ) -> std::result::Result<Arc<User>, Problem> {
+        let Claimed { email, org, password, mode, address } = claimed;
         let email = email.trim().to_lowercase();
-        let user = self.service.directory().await?.read().user_by_email(&email);
+        let user = self.service.directory().await?.read().user_by_email(&email, org);
         let guess =
             hash_key(&self.settings.pepper, &format!("login|{email}|{}", address.network()));
         let hash = user.as_ref().map(|user| user.password_hash.clone());
@@ -173,13 +188,8 @@ impl Shared {
             auditing::belongs_to(Whose::anonymous(Tenant { org: user.org, mode }));
         }
         let is_right = self.passwords.is_right(password, hash).await?;
-        self.service.note_login(guess, is_right).await?;
-        let user = user.filter(|_| is_right).ok_or_else(wrong_login)?;
-        let tenant = Tenant { org: user.org, mode };
-        let session = self.new_session(tenant, user.role.scopes(), address.text());
-        let session = Session { user: Some(user.id), ..session };
-        self.service.open_session(session.clone()).await?;
-        Ok(session)
+        self.service.note_login(guess, org, is_right).await?;
+        user.filter(|_| is_right).ok_or_else(wrong_login)
     }
 
     /// The next tokens for a refresh token. `application` is whoever shows it; a person has none. The access
@@ -227,15 +237,24 @@ impl AuthApi {
     /// Log in
     ///
     /// Five wrong passwords for one account from one address pause further attempts for a quarter of
-    /// an hour. An unknown address is answered like a wrong password.
+    /// an hour. An unknown address is answered like a wrong password. Who belongs to several organizations
+    /// under one address has a password in each, and names the one that is meant in `org_id`; without it, it is
+    /// the one that they belong to for longest.
     #[oai(path = "/auth/login", method = "post", operation_id = "login")]
     async fn login(&self, request: &Request, body: Checked<LoginRequest>) -> Result<TokenAnswer> {
-        let LoginRequest { email, password, mode } = body.body;
+        let LoginRequest { email, password, mode, org_id } = body.body;
         let mode = match mode {
             Some(ModeBody::Test) => Mode::Test,
             Some(ModeBody::Live) | None => Mode::Live,
         };
-        let session = self.0.log_in(&email, password, mode, ClientAddress::of(request)).await?;
+        let org = org_id.as_deref().map(named_org).transpose()?;
+        let address = ClientAddress::of(request);
+        let claimed = Claimed { email: &email, org, password, mode, address };
+        let user = self.0.proven(claimed).await?;
+        let tenant = Tenant { org: user.org, mode };
+        let session = self.0.new_session(tenant, user.role.scopes(), address.text());
+        let session = Session { user: Some(user.id), ..session };
+        self.0.service.open_session(session.clone()).await?;
         Ok(self.0.tokens_of(&session)?.into())
     }
 
@@ -329,9 +348,14 @@ impl AuthApi {
         }
         password::check_new("new_password", &new_password)?;
         let user = self.0.service.directory().await?.read().user(caller.org(), *id)?;
-        let (mode, address) = (caller.tenant().mode, ClientAddress::of(request));
-        let session = self.0.log_in(&user.email, current_password, mode, address).await?;
-        self.0.service.close_session(session.tenant.org, session.id).await?;
+        let claimed = Claimed {
+            email: &user.email,
+            org: Some(user.org),
+            password: current_password,
+            mode: caller.tenant().mode,
+            address: ClientAddress::of(request),
+        };
+        self.0.proven(claimed).await?;
         let password_hash = Some(self.0.passwords.hash(new_password).await?);
         let patch = UserPatch { password_hash, ..UserPatch::default() };
         let command = Command::UpdateUser {

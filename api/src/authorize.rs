@@ -12,7 +12,7 @@ use actors::call::auditing::{self, Whose};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use domain::{
     ApplicationId, Timestamp, UserId,
-    account::{Application, Code, Mode, Scopes, User},
+    account::{Application, Code, Mode, Scopes, Tenant, User},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Method, StatusCode, Uri, header};
@@ -23,6 +23,7 @@ use subtle::ConstantTimeEq as _;
 use crate::{
     Shared,
     access::CONSENT,
+    auth::{Claimed, named_org},
     caller::{ClientAddress, hash_key},
     error::Problem,
     oauth::{asked_for, code_text, fields, tenant_of},
@@ -169,12 +170,11 @@ impl Authorize {
         cookie: &str,
         address: ClientAddress,
     ) -> Response {
-        let field = |name: &str| asked.fields.get(name).cloned().unwrap_or_default();
-        let session = self.0.log_in(&field("email"), field("password"), Mode::Live, address).await;
-        let session = match session {
-            Ok(session) => session,
+        let user = match self.who(asked, address).await {
+            Ok(user) => user,
             Err(problem) => {
                 let why = match problem.status() {
+                    StatusCode::BAD_REQUEST => "This is not the id of an organization.",
                     StatusCode::UNAUTHORIZED => "The email address or the password is wrong.",
                     StatusCode::TOO_MANY_REQUESTS => {
                         "Too many wrong passwords. Please try again later."
@@ -184,11 +184,7 @@ impl Authorize {
                 return self.ask_login(asked, Some(why), problem.status());
             }
         };
-        // The page needs to know who it is, and keeps no session for it.
-        let _ = self.0.service.close_session(session.tenant.org, session.id).await;
-        let user = session.user.and_then(|id| self.user(id));
-        let Some(user) = user else { return self.ask_login(asked, None, StatusCode::OK) };
-        auditing::belongs_to(Whose::user(session.tenant, user.id));
+        auditing::belongs_to(Whose::user(Tenant { org: user.org, mode: Mode::Live }, user.id));
         let scopes = wish.scopes.both(&user.role.scopes());
         if scopes.is_empty() {
             // The application does not learn who it was: nobody has agreed to that.
@@ -196,6 +192,26 @@ impl Authorize {
             return self.refuse(asked, "access_denied", why);
         }
         self.ask_consent(asked, &user, &scopes, cookie)
+    }
+
+    /// Who filled in the form. Who names no organization means that of the application, if they belong to it.
+    async fn who(&self, asked: &Asked, address: ClientAddress) -> Result<Arc<User>, Problem> {
+        let field = |name: &str| asked.fields.get(name).map(|text| text.trim()).unwrap_or_default();
+        let named = match field("org_id") {
+            "" => None,
+            text => Some(named_org(text)?),
+        };
+        let (email, own) = (field("email"), asked.application.tenant.org);
+        let directory = self.0.service.directory().await?;
+        let is_own = directory.read().user_by_email(email, Some(own)).is_some();
+        let claimed = Claimed {
+            email,
+            org: named.or(is_own.then_some(own)),
+            password: asked.fields.get("password").cloned().unwrap_or_default(),
+            mode: Mode::Live,
+            address,
+        };
+        self.0.proven(claimed).await
     }
 
     fn user(&self, id: UserId) -> Option<Arc<User>> {
@@ -265,6 +281,7 @@ impl Authorize {
             application: &asked.application.name,
             home: &host_of(&asked.redirect_uri),
             email: asked.fields.get("email").map(String::as_str).unwrap_or_default(),
+            organization: asked.fields.get("org_id").map(String::as_str).unwrap_or_default(),
             why,
             hidden: self.hidden(asked, &cookie),
         };

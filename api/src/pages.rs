@@ -14,8 +14,10 @@ pub(crate) struct Login<'p> {
     pub(crate) application: &'p str,
     /// The host that people are sent back to.
     pub(crate) home: &'p str,
-    /// What was typed before.
+    /// The address that was typed before.
     pub(crate) email: &'p str,
+    /// The organization that was typed before.
+    pub(crate) organization: &'p str,
     /// What went wrong before.
     pub(crate) why: Option<&'p str>,
     /// What the form carries on.
@@ -55,6 +57,9 @@ p{margin:0 0 1rem;overflow-wrap:anywhere}
 label{display:block;font-weight:600;margin:0 0 .25rem}
 input{width:100%;font:inherit;color:inherit;background:transparent;border:1px solid var(--soft);
 border-radius:.5rem;padding:.625rem .75rem;margin:0 0 1rem}
+details{margin:0 0 1rem}
+summary{cursor:pointer;color:var(--soft);font-size:.9375rem}
+details[open] summary{margin:0 0 .75rem}
 button{font:inherit;font-weight:600;width:100%;min-height:2.75rem;border-radius:.5rem;cursor:pointer;
 border:1px solid var(--deed);background:var(--deed);color:var(--deed-ink);padding:.5rem 1rem}
 button.quiet{background:transparent;color:var(--ink);border-color:var(--soft)}
@@ -140,7 +145,8 @@ fn page(status: StatusCode, title: &str, inside: &str, goes_to: &str) -> Respons
 
 /// Asks who it is.
 pub(crate) fn login(page_of: &Login<'_>, status: StatusCode, goes_to: &str) -> Response {
-    let Login { application, home, email, why, hidden } = page_of;
+    let Login { application, home, email, organization, why, hidden } = page_of;
+    let open = if organization.is_empty() { "" } else { " open" };
     let why = why.map_or_else(String::new, |why| {
         format!("<p class=\"bad\" id=\"why\" role=\"alert\">{}</p>", escaped(why))
     });
@@ -154,11 +160,16 @@ pub(crate) fn login(page_of: &Login<'_>, status: StatusCode, goes_to: &str) -> R
          <label for=\"password\">Password</label>\
          <input id=\"password\" name=\"password\" type=\"password\" \
          autocomplete=\"current-password\" required{described}>\
+         <details{open}><summary>My email belongs to several organizations</summary>\
+         <label for=\"org_id\">Organization</label>\
+         <input id=\"org_id\" name=\"org_id\" placeholder=\"org_…\" autocomplete=\"off\" \
+         maxlength=\"64\" value=\"{}\"></details>\
          <button type=\"submit\">Log in</button></form>",
         escaped(application),
         escaped(home),
         hidden_fields(hidden),
         escaped(email),
+        escaped(organization),
     );
     page(status, &format!("Log in to continue to {application}"), &inside, goes_to)
 }

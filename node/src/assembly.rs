@@ -639,7 +639,7 @@ fn open_door(
     stop: watch::Sender<bool>,
     stopped: watch::Receiver<bool>,
 ) -> OpenDoor {
-    let door = Door::new(listener, certificate);
+    let door = Door::new(listener, certificate, Arc::clone(world));
     let base_url = settings.public_url.clone();
     let task = tokio::spawn(serve(traffic, world, settings, door, stopped));
     OpenDoor { base_url, stop, task }

@@ -323,7 +323,7 @@ pub struct Directory {
     api_key_by_hash: BTreeSet<(u64, ApiKeyId)>,
     /// How many keys a tenant has; derived.
     keys_of: BTreeMap<Tenant, usize>,
-    pub(crate) user_by_email: BTreeMap<String, UserId>,
+    pub(crate) user_by_email: BTreeSet<(String, UserId)>,
     /// Builds that are under way; derived.
     pub(crate) building: BTreeMap<Tenant, BTreeSet<DeploymentId>>,
 }
@@ -359,7 +359,7 @@ impl Default for Directory {
             outbox: Outbox::new(25, 30),
             api_key_by_hash: BTreeSet::new(),
             keys_of: BTreeMap::new(),
-            user_by_email: BTreeMap::new(),
+            user_by_email: BTreeSet::new(),
             building: BTreeMap::new(),
         }
     }
@@ -850,18 +850,20 @@ impl Directory {
     }
 
     fn put_user(&mut self, row: &User) {
-        if let Some(before) = self.users.get(&row.id) {
-            self.user_by_email.remove(&before.email.to_lowercase());
-        }
-        self.user_by_email.insert(row.email.to_lowercase(), row.id);
+        self.forget_email(row.id);
+        self.user_by_email.insert((row.email.to_lowercase(), row.id));
         self.users.put(row.id, row.clone());
     }
 
     fn drop_user(&mut self, id: UserId) {
-        if let Some(before) = self.users.get(&id) {
-            self.user_by_email.remove(&before.email.to_lowercase());
-        }
+        self.forget_email(id);
         self.users.remove(&id);
+    }
+
+    fn forget_email(&mut self, id: UserId) {
+        if let Some(before) = self.users.get(&id) {
+            self.user_by_email.remove(&(before.email.to_lowercase(), id));
+        }
     }
 
     fn put_api_key(&mut self, row: &ApiKey) {

@@ -50,7 +50,7 @@ pub enum Command {
     /// A login.
     OpenSession(Box<Session>),
     /// A password that was wrong, or right.
-    NoteLogin { guess: [u8; 32], is_right: bool },
+    NoteLogin { guess: [u8; 32], org: Option<OrgId>, is_right: bool },
     /// `POST /v1/auth/refresh`, or a grant of that type.
     RefreshSession { id: SessionId, generation: u64, client: String },
     /// `POST /v1/auth/logout`.
@@ -148,7 +148,7 @@ pub struct Shard {
     pub sessions: Table<SessionId, Session>,
     /// Authorization codes, by hash; used ones for a while.
     pub codes: Table<[u8; 32], Code>,
-    /// Wrong passwords, by account and address.
+    /// Wrong passwords, by e-mail address and client.
     pub throttles: Table<[u8; 32], Throttle>,
     /// What tenants have used of their rates, under [`rate::key`].
     pub usage: Table<String, rate::Usage>,
@@ -433,7 +433,9 @@ impl Machine for Shard {
             }
             C::WithdrawCall { key } => Ok(vec![Event::CallWithdrawn(key.hash)]),
             C::OpenSession(session) => Ok(account::begin(self, session)),
-            C::NoteLogin { guess, is_right } => account::note_login(self, guess, *is_right, at),
+            C::NoteLogin { guess, org, is_right } => {
+                account::note_login(self, guess, *org, *is_right, at)
+            }
             C::RefreshSession { id, generation, client } => {
                 account::refresh(self, *id, *generation, client, at)
             }
@@ -521,7 +523,6 @@ impl Machine for Shard {
                 Ok(Some(outcome)) => Reply::Call(Box::new(outcome)),
                 _ => Reply::Done,
             },
-            C::OpenSession(session) => self.session_reply(session.id),
             C::RefreshSession { id, .. } => self.session_reply(*id),
             C::RedeemCode(redemption) => self.redemption_reply(redemption),
             C::LendCalls { tenant, node, allowance, .. } => {
@@ -532,6 +533,7 @@ impl Machine for Shard {
                 grant.map_or(Reply::Done, |grant| Reply::Grant(Box::new(grant)))
             }
             C::DeleteJob { .. }
+            | C::OpenSession(_)
             | C::EndCall { .. }
             | C::WithdrawCall { .. }
             | C::NoteLogin { .. }

@@ -237,8 +237,8 @@ fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
 #[test]
 fn wrong_passwords_pause_guessing_until_the_window_has_moved_on() {
     let (mut state, guess) = (Shard::default(), [7; 32]);
-    let wrong = || S::NoteLogin { guess, is_right: false };
-    let right = || S::NoteLogin { guess, is_right: true };
+    let wrong = || S::NoteLogin { guess, org: None, is_right: false };
+    let right = || S::NoteLogin { guess, org: None, is_right: true };
     for second in 0..5 {
         play(&mut state, wrong(), second).expect("counted");
     }
@@ -249,6 +249,24 @@ fn wrong_passwords_pause_guessing_until_the_window_has_moved_on() {
     assert!(play(&mut state, wrong(), 901).is_ok(), "a right one begins anew");
     assert!(!state.has_expired(at(901)));
     assert!(state.has_expired(at(10_000)), "and all of it is forgotten");
+}
+
+#[test]
+fn a_right_password_forgets_wrong_ones_of_its_own_organization_alone() {
+    let (mut state, guess) = (Shard::default(), [7; 32]);
+    let (own, other) = (None, Some(OrgId(2)));
+    let note = |org, is_right| S::NoteLogin { guess, org, is_right };
+    for second in 0..4 {
+        play(&mut state, note(other, false), second).expect("counted");
+    }
+    play(&mut state, note(own, true), 4).expect("heard");
+    play(&mut state, note(own, false), 5).expect("counted");
+    let paused = Rejection::LoginThrottled { until: at(900) };
+    assert_eq!(play(&mut state, note(own, true), 6).err(), Some(paused), "the fifth");
+    play(&mut state, note(other, true), 900).expect("the first counts no more");
+    for second in 901..905 {
+        play(&mut state, note(other, false), second).expect("its own wrong ones were forgotten");
+    }
 }
 
 fn user(id: u128, role: Role) -> User {

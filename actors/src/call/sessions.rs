@@ -28,11 +28,16 @@ impl Service {
         self.at_home(org, Command::OpenSession(Box::new(session))).await.map(drop)
     }
 
-    /// Counts a wrong password, or forgets them after a right one. `guess` stands for the account and the
-    /// address: after too many wrong ones it is refused either way.
-    pub async fn note_login(&self, guess: [u8; 32], is_right: bool) -> Result<(), ServiceError> {
+    /// Counts a wrong password, or forgets them after a right one in the same organization. `guess` stands for
+    /// the e-mail address and the client: after too many wrong ones it is refused either way.
+    pub async fn note_login(
+        &self,
+        guess: [u8; 32],
+        org: Option<OrgId>,
+        is_right: bool,
+    ) -> Result<(), ServiceError> {
         let shard = self.world.ports.ledger.home(&guess);
-        let command = Command::NoteLogin { guess, is_right };
+        let command = Command::NoteLogin { guess, org, is_right };
         self.world.ask_shard(shard, command, None, None).await?.result?;
         Ok(())
     }

@@ -83,6 +83,9 @@ pub struct LoginRequest {
     pub password: String,
     /// Whose objects the tokens reach: `live` if left out.
     pub mode: Option<ModeBody>,
+    /// The organization, if your address belongs to several.
+    #[oai(validator(min_length = 1, max_length = 64))]
+    pub org_id: Option<String>,
 }
 
 /// Refresh an access token.

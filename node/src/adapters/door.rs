@@ -6,15 +6,14 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use super::system::{SystemClock, SystemDice};
-use actors::ports::{Clock as _, Entropy as _};
+use actors::{limiter::Standing, world::World};
 use domain::RequestId;
 use poem::{
     http::uri::Scheme,
@@ -44,13 +43,14 @@ pub struct Door {
     listener: TcpListener,
     acceptor: TlsAcceptor,
     connections: Arc<Semaphore>,
+    world: Arc<World>,
 }
 
 impl Door {
-    /// On an open listener.
-    pub fn new(listener: TcpListener, config: Arc<ServerConfig>) -> Self {
+    /// On an open listener. The world knows where the address of a clear-text caller stands.
+    pub fn new(listener: TcpListener, config: Arc<ServerConfig>, world: Arc<World>) -> Self {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Self { listener, acceptor: TlsAcceptor::from(config), connections }
+        Self { listener, acceptor: TlsAcceptor::from(config), connections, world }
     }
 }
 
@@ -86,6 +86,8 @@ impl Acceptor for Door {
         let visitor = Visitor {
             state: State::Unknown(stream, self.acceptor.clone()),
             deadline: Box::pin(tokio::time::sleep(HANDSHAKE_WITHIN)),
+            remote: remote.ip(),
+            world: Arc::clone(&self.world),
             _permit: permit,
         };
         Ok((visitor, LocalAddr(local.into()), RemoteAddr(remote.into()), Scheme::HTTPS))
@@ -96,6 +98,8 @@ impl Acceptor for Door {
 pub struct Visitor {
     state: State,
     deadline: Pin<Box<Sleep>>,
+    remote: IpAddr,
+    world: Arc<World>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -112,14 +116,16 @@ enum State {
     Gone,
 }
 
-fn refusal() -> Vec<u8> {
-    let now = SystemClock.now();
-    let request_id = RequestId::new(now, SystemDice.dice());
+/// The answer to clear text. It counts nothing and says, as every answer, where the address stands.
+fn refusal(world: &World, remote: IpAddr) -> Vec<u8> {
+    let (now, request_id) = (world.now(), world.mint(RequestId::new));
+    let Standing { limit, remaining, reset, .. } = world.standing_of_address(Some(remote));
     let body = format!(
         r#"{{"success":false,"error":{{"code":"HTTPS_REQUIRED","message":"this port speaks HTTPS only; use https:// in the address","details":{{}}}},"meta":{{"request_id":"{request_id}","timestamp":"{now}"}}}}"#
     );
     format!(
         "HTTP/1.1 403 Forbidden\r\ncontent-type: application/json; charset=utf-8\r\nx-request-id: {request_id}\r\n\
+         x-ratelimit-limit: {limit}\r\nx-ratelimit-remaining: {remaining}\r\nx-ratelimit-reset: {reset}\r\n\
          content-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     )
@@ -151,7 +157,10 @@ impl Visitor {
                     self.state = match (seen, first[0]) {
                         (0, _) => State::Gone,
                         (_, TLS_HANDSHAKE) => State::Greeting(Box::new(acceptor.accept(stream))),
-                        _ => State::Refused { stream, answer: refusal(), written: 0, read: 0 },
+                        _ => {
+                            let answer = refusal(&self.world, self.remote);
+                            State::Refused { stream, answer, written: 0, read: 0 }
+                        }
                     };
                 }
                 State::Greeting(greeting) => {

@@ -33,6 +33,11 @@ async fn clear_text_is_told_why_and_closed() {
     let (head, body) = text.split_once("\r\n\r\n").expect("an HTTP answer");
     assert!(head.starts_with("HTTP/1.1 403"), "{head}");
     assert!(!head.to_ascii_lowercase().contains("location"), "never a redirect");
+    for name in ["limit", "remaining", "reset"] {
+        let line =
+            head.lines().find_map(|line| line.strip_prefix(&format!("x-ratelimit-{name}: ")));
+        assert!(line.is_some_and(|number| number.parse::<u64>().is_ok()), "{name}: {head}");
+    }
     let body: Value = serde_json::from_str(body).expect("JSON");
     assert_eq!(
         (&body["error"]["code"], &body["success"]),

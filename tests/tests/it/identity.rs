@@ -187,6 +187,69 @@ async fn five_wrong_passwords_pause_the_sixth_even_if_it_is_right() {
     log_in(&customer, &email, "wrong-password").await.refused(429, "LOGIN_THROTTLED");
 }
 
+/// The owner's address belongs to the first organization before, and to a second one with another password.
+#[tokio::test]
+async fn one_address_has_an_account_of_its_own_in_each_organization() {
+    let node = Node::with(&[("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "1000")]);
+    let first = node.customer();
+    let (email, password) = login_of(&node);
+    let first_org = text(&first.get("/v1/auth/me").await.data(200)["org_id"]).to_owned();
+    let second = first.organization("second", "pro").await;
+    let org = text(&second.get("/v1/auth/me").await.data(200)["org_id"]).to_owned();
+    // Whether an address is known elsewhere is nobody's to see: it can be invited, changed to, and made an owner.
+    let asked = json!({ "email": email, "role": "viewer" });
+    let invitation = second.post("/v1/invitations", &asked).await.data(201);
+    let accept = json!({ "token": invitation["token"], "password": "another one" });
+    let account = first.anonymous("/v1/invitations/accept", &accept).await.data(201);
+    assert_eq!(account["email"], email.as_str());
+    let path = format!("/v1/users/{}", text(&account["id"]));
+    second.patch(&path, &json!({ "email": "elsewhere@example.com" })).await.data(200);
+    second.patch(&path, &json!({ "email": email })).await.data(200);
+    let own = json!({ "email": "second@example.com" });
+    second.patch(&path, &own).await.refused(409, "EMAIL_TAKEN");
+    let third = json!({
+        "name": "third", "tier": "pro", "owner_email": email, "owner_password": "a third one",
+    });
+    first.post("/v1/organizations", &third).await.data(201);
+
+    let log_in = async |password: &str, org: Option<&str>| {
+        let mut body = json!({ "email": email, "password": password });
+        if let Some(org) = org {
+            body["org_id"] = json!(org);
+        }
+        first.anonymous("/v1/auth/login", &body).await
+    };
+    for (password, named, reached) in [
+        (password.as_str(), None, &first_org),
+        (password.as_str(), Some(&first_org), &first_org),
+        ("another one", Some(&org), &org),
+    ] {
+        let tokens = log_in(password, named.map(String::as_str)).await.data(200);
+        let me = node.caller(text(&tokens["access_token"])).get("/v1/auth/me").await.data(200);
+        assert_eq!(text(&me["org_id"]), reached);
+    }
+    for named in ["", "second", "user_00000000000000000000000000"] {
+        log_in(&password, Some(named)).await.refused(400, "VALIDATION_ERROR");
+    }
+    let unknown = "org_00000000000000000000000000";
+    // Five wrong ones in all, wherever: a right one elsewhere forgets none of them.
+    for (password, named) in [
+        (password.as_str(), Some(org.as_str())),
+        (password.as_str(), Some(unknown)),
+        ("another one", Some(first_org.as_str())),
+        ("another one", None),
+    ] {
+        log_in(password, named).await.refused(401, "INVALID_CREDENTIALS");
+    }
+    log_in("another one", Some(&org)).await.data(200);
+    for _ in 0..2 {
+        log_in("wrong-password", Some(&org)).await.refused(401, "INVALID_CREDENTIALS");
+    }
+    for (password, named) in [(password.as_str(), None), ("another one", Some(org.as_str()))] {
+        log_in(password, named).await.refused(429, "LOGIN_THROTTLED");
+    }
+}
+
 #[tokio::test]
 async fn people_are_invited_have_a_role_and_go() {
     let node = Node::with(&[("ROOST_RATE_LIMIT__UNAUTHENTICATED_PER_MINUTE", "1000")]);

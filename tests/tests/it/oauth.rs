@@ -333,6 +333,41 @@ async fn forms_of_other_sites_get_nowhere() {
 }
 
 #[tokio::test]
+async fn who_belongs_to_several_organizations_names_one() {
+    let node = open_node();
+    let app = app_of(&node, false).await;
+    let second = app.customer.organization("second", "pro").await;
+    let org = text(&second.get("/v1/auth/me").await.data(200)["org_id"]);
+    let asked = json!({ "email": app.email, "role": "viewer" });
+    let invitation = second.post("/v1/invitations", &asked).await.data(201);
+    let accept = json!({ "token": invitation["token"], "password": "another one" });
+    second.anonymous("/v1/invitations/accept", &accept).await.data(201);
+    let strangers = App::new(second, &app.email, &node.password, false).await;
+    for (app, password, named, shown) in [
+        (&app, node.password.as_str(), "", "default"),
+        (&app, "another one", &org, "second"),
+        (&strangers, "another one", "", "second"),
+    ] {
+        let page = app.open(&app.asked()).await;
+        let mut form = page.hidden.clone();
+        form.extend(fields(&[("email", &app.email), ("password", password), ("org_id", named)]));
+        let consent = app.submit(&page.cookie, &form).await;
+        assert_eq!(consent.status, 200, "{shown}: {}", consent.text);
+        assert!(consent.text.contains(&format!(", of {shown}.")), "{}", consent.text);
+    }
+    let page = app.open(&app.asked()).await;
+    let mut form = page.hidden.clone();
+    form.extend(fields(&[("email", &app.email), ("password", "x"), ("org_id", "\"><b>")]));
+    let again = app.submit(&page.cookie, &form).await;
+    assert_eq!(again.status, 400);
+    assert!(
+        again.text.contains("<details open>") && !again.text.contains("\"><b>"),
+        "{}",
+        again.text
+    );
+}
+
+#[tokio::test]
 async fn applications_are_registered_with_care() {
     let node = Node::start();
     let customer = node.customer();

@@ -139,9 +139,6 @@ pub(crate) fn create(
     clouds: &[Cloud],
 ) -> Result<Vec<DirectoryEvent>, Rejection> {
     check_name(state, organization.id, &organization.name)?;
-    if state.user_by_email(&owner.email).is_some() {
-        return Err(Rejection::EmailTaken);
-    }
     let mut events = vec![
         DirectoryEvent::OrganizationPut(Box::new(organization.clone())),
         DirectoryEvent::UserPut(Box::new(owner.clone())),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ApplicationId, Rejection, SessionId, Timestamp, UserId,
+    ApplicationId, OrgId, Rejection, SessionId, Timestamp, UserId,
     account::{Code, Redemption, Scopes, Tenant},
     directory::Directory,
     event::{DirectoryEvent, ShardEvent},
@@ -27,7 +27,8 @@ pub const LOGIN_FAILURES_MAX: usize = 5;
 pub const LOGIN_WINDOW: Duration = Duration::from_secs(15 * 60);
 /// Ended sessions that are looked at for expired ones whenever another one ends.
 const ENDED_LOOKED_AT: usize = 256;
-/// Sessions of one person or application; the oldest goes when there are more.
+/// Sessions of one person or application. The oldest goes when there are more: it can't be refreshed any more,
+/// and its last access token is good until it expires, as nobody has asked for its end.
 const SESSIONS_MAX: usize = 100;
 
 /// A chain of refresh tokens.
@@ -61,11 +62,20 @@ pub struct Session {
     pub idle_seconds: u64,
 }
 
-/// Wrong passwords for one account from one address.
+/// Wrong passwords for one e-mail address from one client, in whichever organization.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttle {
-    /// When, oldest first.
-    pub failures: Vec<Timestamp>,
+    /// Oldest first.
+    pub failures: Vec<Failure>,
+}
+
+/// A wrong password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// When.
+    pub at: Timestamp,
+    /// The organization that was named with it.
+    pub org: Option<OrgId>,
 }
 
 impl Session {
@@ -78,15 +88,20 @@ impl Session {
 impl Throttle {
     /// Whether none of its failures counts any more.
     pub fn is_forgotten(&self, at: Timestamp) -> bool {
-        self.failures.iter().all(|failure| failure.plus(LOGIN_WINDOW) <= at)
+        !self.failures.iter().any(|failure| failure.counts(at))
     }
 
     /// Until when no password is heard, if there were too many wrong ones.
     pub fn until(&self, at: Timestamp) -> Option<Timestamp> {
-        let recent: Vec<_> =
-            self.failures.iter().filter(|failure| failure.plus(LOGIN_WINDOW) > at).collect();
+        let recent: Vec<_> = self.failures.iter().filter(|failure| failure.counts(at)).collect();
         let first = recent.len().checked_sub(LOGIN_FAILURES_MAX)?;
-        Some(recent[first].plus(LOGIN_WINDOW))
+        Some(recent[first].at.plus(LOGIN_WINDOW))
+    }
+}
+
+impl Failure {
+    fn counts(self, now: Timestamp) -> bool {
+        self.at.plus(LOGIN_WINDOW) > now
     }
 }
 
@@ -113,25 +128,30 @@ pub(crate) fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
     events
 }
 
-/// A password that was wrong, or right: then the count of wrong ones begins anew. After too many wrong
-/// ones neither is heard.
+/// A password that was wrong, or right: then wrong ones that named the same organization are forgotten. Those
+/// that named another one are not: who has an account there under the address of somebody else would wipe out
+/// guesses at the account of that person. After too many wrong ones neither is heard.
 pub(crate) fn note_login(
     state: &Shard,
     guess: &[u8; 32],
+    org: Option<OrgId>,
     is_right: bool,
     at: Timestamp,
 ) -> Result<Vec<ShardEvent>, Rejection> {
-    let row = state.throttles.get(guess).map(|row| Throttle::clone(&row));
-    if let Some(until) = row.as_ref().and_then(|row| row.until(at)) {
+    let known = state.throttles.get(guess);
+    if let Some(until) = known.as_ref().and_then(|row| row.until(at)) {
         return Err(Rejection::LoginThrottled { until });
     }
-    if is_right {
-        return Ok(row.map(|_| ShardEvent::ThrottleGone(*guess)).into_iter().collect());
+    let mut row = known.as_deref().cloned().unwrap_or_default();
+    row.failures.retain(|failure| failure.counts(at) && !(is_right && failure.org == org));
+    if !is_right {
+        row.failures.push(Failure { at, org });
     }
-    let mut row = row.unwrap_or_default();
-    row.failures.retain(|failure| failure.plus(LOGIN_WINDOW) > at);
-    row.failures.push(at);
-    Ok(vec![ShardEvent::ThrottlePut { guess: *guess, row }])
+    Ok(match (row.failures.is_empty(), known) {
+        (true, None) => vec![],
+        (true, Some(_)) => vec![ShardEvent::ThrottleGone(*guess)],
+        (false, _) => vec![ShardEvent::ThrottlePut { guess: *guess, row }],
+    })
 }
 
 /// The session's next token, or its end if an old one was used.

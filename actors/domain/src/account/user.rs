@@ -23,7 +23,7 @@ pub struct User {
     pub id: UserId,
     /// The organization.
     pub org: OrgId,
-    /// Unique, lower case.
+    /// Lower case; unique in the organization. People may be in several, each with a password of its own.
     pub email: String,
     /// Argon2id, in the PHC string format.
     pub password_hash: String,
@@ -104,10 +104,17 @@ impl Directory {
         self.users.get(&id).filter(|user| user.org == org).ok_or(Rejection::UserNotFound(id))
     }
 
-    /// The person with this address, whatever its case.
-    pub fn user_by_email(&self, email: &str) -> Option<Arc<User>> {
-        let id = self.user_by_email.get(&email.to_lowercase())?;
-        self.users.get(id)
+    /// The person with this address, whatever its case: in this organization, or else the first one that was
+    /// made under it.
+    pub fn user_by_email(&self, email: &str, org: Option<OrgId>) -> Option<Arc<User>> {
+        let email = email.to_lowercase();
+        let all = (email.clone(), UserId(0))..=(email, UserId(u128::MAX));
+        let mut users = self.user_by_email.range(all).filter_map(|(_, id)| self.users.get(id));
+        users.find(|user| org.is_none_or(|org| user.org == org))
+    }
+
+    fn is_taken(&self, email: &str, org: OrgId) -> bool {
+        self.user_by_email(email, Some(org)).is_some()
     }
 
     /// An invitation of this organization.
@@ -154,7 +161,7 @@ pub(crate) fn invite(
         })
         .map(|(id, _)| DirectoryEvent::InvitationGone(*id))
         .collect();
-    if state.user_by_email(&invitation.email).is_some_and(|user| user.org == invitation.org) {
+    if state.is_taken(&invitation.email, invitation.org) {
         return Err(Rejection::EmailTaken);
     }
     if state.people(invitation.org) >= PEOPLE_MAX {
@@ -174,10 +181,8 @@ pub(crate) fn accept(
     let mut rows = state.invitations.rows().map(|(_, row)| row);
     let row = rows.find(|row| row.hash == *hash && row.expires_at > at);
     let row = row.ok_or(Rejection::InvitationInvalid)?;
-    if let Some(other) = state.user_by_email(&row.email) {
-        // Who is in another organization is nobody's to know here.
-        let is_own = other.org == row.org;
-        return Err(if is_own { Rejection::EmailTaken } else { Rejection::InvitationInvalid });
+    if state.is_taken(&row.email, row.org) {
+        return Err(Rejection::EmailTaken);
     }
     let user = User { org: row.org, email: row.email.clone(), role: row.role, ..user.clone() };
     Ok(vec![DirectoryEvent::InvitationGone(row.id), DirectoryEvent::UserPut(Box::new(user))])
@@ -208,7 +213,7 @@ pub(crate) fn change(
         user.role = role;
     }
     if let Some(email) = &patch.email {
-        if state.user_by_email(email).is_some_and(|other| other.id != id) {
+        if state.user_by_email(email, Some(org)).is_some_and(|other| other.id != id) {
             return Err(Rejection::EmailTaken);
         }
         user.email.clone_from(email);

@@ -24,6 +24,7 @@ use domain::{
     node::NodeStatus,
     schedule::{self, Offer},
 };
+use futures::StreamExt as _;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tracing::{info, warn};
@@ -41,6 +42,8 @@ use crate::{
 const ROOM_LOOKED_FOR_EVERY: Duration = Duration::from_secs(5);
 /// How long nodes may take to say what they see of instances.
 const OBSERVED_WITHIN: Duration = Duration::from_secs(1);
+/// Instances of one agent that nodes are asked to start at once.
+const STARTED_AT_ONCE: usize = 16;
 /// How long a node that did not take an instance is not asked again.
 const AVOIDED_FOR: Duration = Duration::from_secs(5);
 
@@ -258,7 +261,7 @@ impl Owner {
             return known.clone();
         }
         let seen = match row.status {
-            InstanceStatus::Starting => Seen::Starting,
+            InstanceStatus::Starting => Seen::Starting(row.started_at),
             InstanceStatus::Running => Seen::Ready(row.ready_at.unwrap_or(row.started_at)),
             InstanceStatus::Draining => Seen::Draining,
             InstanceStatus::Stopped | InstanceStatus::Failed => Seen::Exited,
@@ -288,7 +291,8 @@ impl Owner {
             if !matches!(told, Ok(Told::Done)) {
                 continue;
             }
-            let starting = Observed { seen: Seen::Starting, ..self.believed(&row) };
+            let starting =
+                Observed { seen: Seen::Starting(self.world.now()), ..self.believed(&row) };
             self.seen.insert(row.id, starting);
             if row.status == InstanceStatus::Draining {
                 // Its calls ended with that life.
@@ -415,7 +419,9 @@ impl Owner {
                 self.crashes = Crashes::default();
                 self.report(Command::FailAgent { agent, failure }).await
             }
-            Step::Place { version, deployment } => self.place(version, deployment, sight).await,
+            Step::Place { instances, version, deployment } => {
+                self.place(instances, version, deployment, sight).await
+            }
             Step::Drain(id, timeout) => self.drain(id, timeout, sight).await,
             Step::Remove(id) => self.remove(id, sight).await,
             Step::ReportRunning(id) => {
@@ -510,13 +516,14 @@ impl Owner {
 
     async fn place(
         &mut self,
+        instances: usize,
         version: u64,
         deployment_id: DeploymentId,
         sight: &Sight,
     ) -> Result<(), ActorProcessingErr> {
         let now = self.world.now();
-        let node = match self.choose_node(&sight.agent, now) {
-            Ok(node) => node,
+        let nodes = match self.choose_nodes(&sight.agent, instances, now) {
+            Ok(nodes) => nodes,
             // What runs goes on; one more is tried again later.
             Err(_) if sight.agent.is_serving() && sight.agent.version == Some(version) => {
                 self.no_room_at = Some(now);
@@ -527,42 +534,58 @@ impl Owner {
                 return Ok(());
             }
         };
-        let id = self.world.mint(InstanceId::new);
-        let row = Instance {
-            id,
+        let row = |node_id| Instance {
+            id: self.world.mint(InstanceId::new),
             agent_id: self.id,
             version,
             deployment_id,
-            node_id: node,
+            node_id,
             status: InstanceStatus::Starting,
             started_at: now,
             ready_at: None,
             isolation: vec![],
         };
-        self.report(Command::PlaceInstance(Box::new(row.clone()))).await?;
-        let placed = self.world.directory().read().instance(self.id, id).is_some();
-        if !placed {
-            return Ok(());
-        }
-        if node == self.world.node_id
-            && let Err(failure) = self.world.start_request(&row)
+        let mut rows: Vec<Instance> = nodes.into_iter().map(row).collect();
+        self.report(Command::PlaceInstances(rows.clone())).await?;
         {
+            let directory = self.world.directory().read();
+            rows.retain(|row| directory.instance(self.id, row.id).is_some());
+        }
+        let here = rows.iter().find(|row| row.node_id == self.world.node_id);
+        if let Some(Err(failure)) = here.map(|row| self.world.start_request(row)) {
             self.crashes.exited(version, false, now, failure);
         }
-        let ask = Ask::Start { claim: self.claim, agent: self.id, instance: id, adopt: false };
-        match self.world.ask_node(node, ask, ask::ANSWER_WITHIN).await {
-            Ok(Told::Done) => drop(self.avoided.remove(&node)),
-            Ok(_) | Err(_) => {
+        self.start(&rows, now).await;
+        Ok(())
+    }
+
+    /// Has instances started where they have their places.
+    async fn start(&mut self, rows: &[Instance], now: Timestamp) {
+        let (world, claim, agent) = (Arc::clone(&self.world), self.claim, self.id);
+        let start = async |row: &Instance| {
+            let ask = Ask::Start { claim, agent, instance: row.id, adopt: false };
+            let told = world.ask_node(row.node_id, ask, ask::ANSWER_WITHIN).await;
+            (row.node_id, matches!(told, Ok(Told::Done)))
+        };
+        let mut told = futures::stream::iter(rows.iter().map(start)).buffered(STARTED_AT_ONCE);
+        while let Some((node, is_taken)) = told.next().await {
+            if is_taken {
+                self.avoided.remove(&node);
+            } else {
                 // The next look finds a row with nothing behind it, and another node for it.
                 info!(agent_id = %self.id, %node, "a node did not take an instance");
                 self.avoided.insert(node, now);
             }
         }
-        Ok(())
     }
 
-    /// The node for one more instance: the pure scheduler's choice among those that answer.
-    fn choose_node(&mut self, agent: &Agent, now: Timestamp) -> Result<NodeId, Failure> {
+    /// The nodes for more instances: the pure scheduler's choice among those that answer.
+    fn choose_nodes(
+        &mut self,
+        agent: &Agent,
+        instances: usize,
+        now: Timestamp,
+    ) -> Result<Vec<NodeId>, Failure> {
         self.avoided.retain(|_, at| now.since(*at) < AVOIDED_FOR);
         let world = &self.world;
         let directory = world.directory().read();
@@ -573,7 +596,7 @@ impl Owner {
             Offer::alone(world.node_id, capacity.cores, capacity.memory_mb)
         };
         let offers = schedule::offers(&directory, usable, alone);
-        schedule::choose(&offers, &schedule::Need::of(&directory, agent))
+        schedule::choose_all(&offers, schedule::Need::of(&directory, agent), instances)
     }
 
     fn registry_password(&self, source: &Source) -> Option<Opened> {

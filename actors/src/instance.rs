@@ -19,7 +19,12 @@ use domain::{
 use http::{Method, Request};
 use http_body_util::Full;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::{net::TcpStream, sync::mpsc, task::AbortHandle, time::Instant};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, mpsc},
+    task::AbortHandle,
+    time::Instant,
+};
 
 use crate::{
     ask::Observed,
@@ -38,6 +43,8 @@ const PROBE_FAST: Duration = Duration::from_millis(5);
 const LET_GO_LOOK: Duration = Duration::from_millis(50);
 /// Between connection attempts later.
 const PROBE_SLOW: Duration = Duration::from_millis(250);
+/// How long one that does not come up keeps others waiting for their turn.
+const TURN_LASTS: Duration = Duration::from_secs(10);
 /// How long after a broken connection an instance is looked at.
 const ENDS_OR_GOES_ON: Duration = Duration::from_millis(20);
 /// How long it may take to accept a connection then.
@@ -45,6 +52,8 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(1);
 
 /// What wakes an instance.
 pub enum InstanceMessage {
+    /// Its turn to be started has come.
+    Turn(OwnedSemaphorePermit),
     /// The runtime has started it, or not.
     Started(Result<Started, Failure>),
     /// It answered for the first time.
@@ -175,14 +184,20 @@ pub async fn start(
     let arguments = (Arc::clone(world), request);
     let (actor, _) = Actor::spawn_linked(None, InstanceActor, arguments, supervisor).await?;
     let state = Known {
-        seen: Seen::Starting,
+        seen: Seen::Waiting,
         isolation: vec![],
         ended: Ended::default(),
         process: None,
         cpu_ms: 0,
     };
-    let handle = Arc::new(Handle { agent_id, actor, state: Mutex::new(state) });
+    let handle = Arc::new(Handle { agent_id, actor: actor.clone(), state: Mutex::new(state) });
     world.watch.instances.all().insert(id, handle);
+    // Only now, as it tells its handle what becomes of it.
+    let starts = Arc::clone(&world.starts);
+    detach(async move {
+        let Ok(turn) = starts.acquire_owned().await else { return };
+        let _ = actor.cast(InstanceMessage::Turn(turn));
+    });
     Ok(())
 }
 
@@ -200,6 +215,8 @@ pub struct Running {
     failures: u32,
     asked: bool,
     words: Arc<Mutex<VecDeque<String>>>,
+    /// Holds its turn to come up, for a while.
+    turn: Option<AbortHandle>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -221,14 +238,9 @@ impl Actor for InstanceActor {
 
     async fn pre_start(
         &self,
-        myself: ActorRef<InstanceMessage>,
+        _: ActorRef<InstanceMessage>,
         (world, request): Self::Arguments,
     ) -> Result<Running, ActorProcessingErr> {
-        let (starting, asked) = (Arc::clone(&world), request.clone());
-        let task = detach(async move {
-            let started = starting.ports.runtime.start(asked).await;
-            let _ = myself.cast(InstanceMessage::Started(started));
-        });
         Ok(Running {
             world,
             request,
@@ -239,7 +251,8 @@ impl Actor for InstanceActor {
             failures: 0,
             asked: false,
             words: Arc::default(),
-            tasks: vec![task],
+            turn: None,
+            tasks: vec![],
         })
     }
 
@@ -250,6 +263,15 @@ impl Actor for InstanceActor {
         running: &mut Running,
     ) -> Result<(), ActorProcessingErr> {
         match message {
+            InstanceMessage::Turn(turn) => running.start(&myself, turn),
+            // Nothing of it is there.
+            InstanceMessage::Drain(_) | InstanceMessage::LetGo | InstanceMessage::Kill
+                if running.turn.is_none() =>
+            {
+                running.asked = true;
+                running.ended(Failure::new(CRASH_LOOP, "it was not started"));
+                myself.stop(None);
+            }
             InstanceMessage::Started(Ok(started)) => running.started(&myself, started),
             InstanceMessage::Started(Err(failure)) => {
                 // One that is no longer there to be found again is nobody's crash.
@@ -297,6 +319,22 @@ impl Running {
         line.instance_id = Some(self.request.instance_id);
         line.version = Some(self.request.version);
         self.world.ports.logs.append(self.request.agent_id, line);
+    }
+
+    fn start(&mut self, myself: &ActorRef<InstanceMessage>, turn: OwnedSemaphorePermit) {
+        let turn = detach(async move {
+            tokio::time::sleep(TURN_LASTS).await;
+            drop(turn);
+        });
+        self.tasks.push(turn.clone());
+        self.turn = Some(turn);
+        let (world, request, me) = (Arc::clone(&self.world), self.request.clone(), myself.clone());
+        self.tasks.push(detach(async move {
+            let started = world.ports.runtime.start(request).await;
+            let _ = me.cast(InstanceMessage::Started(started));
+        }));
+        let now = self.world.now();
+        self.tell(|known| known.seen = Seen::Starting(now));
     }
 
     fn started(&mut self, myself: &ActorRef<InstanceMessage>, started: Started) {
@@ -355,6 +393,7 @@ impl Running {
         let (Some(address), None, false) = (self.address, &self.endpoint, self.asked) else {
             return;
         };
+        self.turn.iter().for_each(AbortHandle::abort);
         let now = self.world.now();
         let image = &self.request.image;
         let new = NewEndpoint {

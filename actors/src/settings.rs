@@ -1,10 +1,13 @@
 //! Every time and limit that actors go by. Each is a setting of the node, which tests shorten.
 
-use std::time::Duration;
+use std::{num::NonZero, time::Duration};
 
 use domain::{agent::plan::Timing, autopilot::Autopilot};
 
 use crate::limiter::Rates;
+
+/// Instances that come up at once on a core: a crowd of them would leave the node no time to answer its peers.
+const STARTS_PER_CORE: usize = 2;
 
 /// What a node's machine has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +36,8 @@ pub struct Settings {
     pub health_interval: Duration,
     /// How long a health check may take.
     pub health_timeout: Duration,
+    /// Instances of this node that are on their way up at once; more wait for their turn.
+    pub starts: usize,
     /// Failed checks in a row that make an instance sick.
     pub health_failures: u32,
     /// Between SIGTERM and SIGKILL.
@@ -101,6 +106,7 @@ impl Default for Settings {
             },
             health_interval: secs(10),
             health_timeout: secs(5),
+            starts: STARTS_PER_CORE * std::thread::available_parallelism().map_or(1, NonZero::get),
             health_failures: 3,
             kill_after: secs(5),
             machine: Machine::default(),

@@ -10,6 +10,7 @@ use domain::{
     machine::{Answer, Claim, Entry},
     shard,
 };
+use tokio::sync::Semaphore;
 
 use crate::{
     attempt::Attempts,
@@ -94,6 +95,8 @@ pub struct World {
     pub queues: Queues,
     /// Whether this node may say whose a key is.
     pub vouching: Vouching,
+    /// Turns of instances to come up.
+    pub starts: Arc<Semaphore>,
 }
 
 impl World {
@@ -105,9 +108,11 @@ impl World {
         keychain: Keychain,
         watch: Arc<Watch>,
     ) -> Self {
+        let starts = Arc::new(Semaphore::new(settings.starts));
         Self {
             ports,
             settings,
+            starts,
             node_id,
             boot,
             keychain,

@@ -250,6 +250,24 @@ async fn an_agent_comes_up_with_as_many_instances_as_wanted() {
 }
 
 #[tokio::test]
+async fn a_node_starts_a_few_instances_at_a_time_and_who_waits_is_not_late() {
+    let stage = Stage::with(Settings { starts: 1, ..settings() }).await;
+    stage.node.containers.next([Behavior::Answers, Behavior::Sleeps]);
+    stage.create(instances(3)).await;
+    stage.until("the second is on its way up", |stage| stage.node.containers.starts() == 2).await;
+    let placed = |stage: &Stage| stage.node.world.directory().read().instances_of(A).count();
+    stage.until("all have their places", |stage| placed(stage) == 3).await;
+    stage.wind(Duration::from_millis(59_000));
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(stage.node.containers.starts(), 2, "the third waits for its turn");
+    stage.wind(Duration::from_millis(2000));
+    stage.until("the second has had its time", |stage| stage.node.containers.starts() == 4).await;
+    stage.until("three instances run", |stage| stage.node.containers.running() == 3).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(stage.node.containers.starts(), 4, "the third had the whole of its own");
+}
+
+#[tokio::test]
 async fn a_build_that_fails_is_the_agents_reason() {
     let stage = Stage::set().await;
     stage.node.containers.fail_build(Failure::new("BUILD_FAILED", "no such package"));

@@ -573,6 +573,7 @@ impl Config {
             },
             health_interval: health.interval.0,
             health_timeout: health.timeout.0,
+            starts: defaults.starts,
             health_failures: health.failures,
             kill_after: self.runtime.kill_after.0,
             machine,

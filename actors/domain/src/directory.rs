@@ -100,8 +100,8 @@ pub enum Command {
     ReportStopped { agent: AgentId },
     /// Nothing is left of a deleted agent.
     ForgetAgent { agent: AgentId },
-    /// An instance gets its place.
-    PlaceInstance(Box<Instance>),
+    /// Instances of one agent get their places.
+    PlaceInstances(Vec<Instance>),
     /// An instance moved.
     ReportInstance {
         agent: AgentId,
@@ -534,7 +534,7 @@ impl Machine for Directory {
             C::FailAgent { agent, failure } => Ok(rollout::fail_agent(self, *agent, failure, at)),
             C::ReportStopped { agent } => Ok(rollout::report_stopped(self, *agent, at)),
             C::ForgetAgent { agent } => Ok(rollout::forget(self, *agent)),
-            C::PlaceInstance(instance) => Ok(rollout::place(self, instance)),
+            C::PlaceInstances(instances) => Ok(rollout::place(self, instances)),
             C::ReportInstance { agent, id, status, isolation } => {
                 Ok(rollout::report_instance(self, (*agent, *id), *status, isolation.as_ref(), at))
             }
@@ -766,7 +766,7 @@ impl Machine for Directory {
             | C::FailAgent { .. }
             | C::ReportStopped { .. }
             | C::ForgetAgent { .. }
-            | C::PlaceInstance(_)
+            | C::PlaceInstances(_)
             | C::ReportInstance { .. }
             | C::RemoveInstance { .. }
             | C::Sweep => Reply::Done,

@@ -119,13 +119,36 @@ impl Need {
         Ok(())
     }
 
+    /// One more instance has its place there.
+    fn promise(&mut self, node: NodeId) {
+        let sum = self.promised.entry(node).or_default();
+        sum.cores += self.cores;
+        sum.memory_mb += self.memory_mb;
+        sum.of_agent += 1;
+    }
+
     fn used(&self, node: NodeId) -> Promised {
         self.promised.get(&node).copied().unwrap_or_default()
     }
 }
 
+/// The best nodes for so many instances, as far as there is room; or why there is none for any.
+pub fn choose_all(
+    offers: &[Offer],
+    mut need: Need,
+    instances: usize,
+) -> Result<Vec<NodeId>, Failure> {
+    let mut nodes = vec![choose(offers, &need)?];
+    while nodes.len() < instances {
+        nodes.iter().next_back().into_iter().for_each(|node| need.promise(*node));
+        let Ok(node) = choose(offers, &need) else { break };
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
 /// The best node, or why there is none.
-pub fn choose(offers: &[Offer], need: &Need) -> Result<NodeId, Failure> {
+fn choose(offers: &[Offer], need: &Need) -> Result<NodeId, Failure> {
     let mut in_zone: BTreeMap<&str, usize> = BTreeMap::new();
     for offer in offers {
         *in_zone.entry(&offer.zone).or_default() += need.used(offer.node).of_agent;
@@ -179,6 +202,19 @@ mod tests {
         let offers = [offer(1, "a", 4096), offer(2, "a", 4096), offer(3, "b", 4096)];
         assert_eq!(chosen(&offers, &need(&[(1, 512, 1)])), 3, "another zone");
         assert_eq!(chosen(&offers, &need(&[(1, 512, 1), (3, 512, 1)])), 2, "another node");
+    }
+
+    #[test]
+    fn many_are_placed_as_one_after_the_other_would_be() {
+        let offers = [offer(1, "a", 2048), offer(2, "a", 1024), offer(3, "b", 1024)];
+        let placed = |count| {
+            let nodes = choose_all(&offers, need(&[]), count).expect("there is room");
+            nodes.into_iter().map(|node| node.0).collect::<Vec<_>>()
+        };
+        assert_eq!(placed(1), [1]);
+        assert_eq!(placed(5), [1, 3, 2, 3, 1]);
+        assert_eq!(placed(100).len(), 8, "then all of them are full");
+        assert!(choose_all(&offers, need(&[(1, 2048, 0), (2, 900, 0), (3, 900, 0)]), 2).is_err());
     }
 
     #[test]

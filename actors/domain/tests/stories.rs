@@ -434,7 +434,7 @@ fn any_command() -> impl Strategy<Value = C> {
         Just(C::DeleteAgent { tenant: TENANT, id: A }),
         Just(C::ForgetAgent { agent: A }),
         Just(C::CreateAgent(Box::new(agent(1, "mail")))),
-        id.prop_map(|id| C::PlaceInstance(Box::new(Instance {
+        id.prop_map(|id| C::PlaceInstances(vec![Instance {
             id: InstanceId(id),
             agent_id: A,
             version: 1,
@@ -444,7 +444,7 @@ fn any_command() -> impl Strategy<Value = C> {
             started_at: at(1),
             ready_at: None,
             isolation: vec![],
-        }))),
+        }])),
     ]
 }
 

@@ -29,6 +29,9 @@ const PAUSES: [Duration; 5] = [
     Duration::from_secs(8),
 ];
 
+/// Instances that are placed with one entry of the log.
+const PLACED_AT_ONCE: usize = 100;
+
 /// How long an instance has to say that it drains before it is told again.
 pub const DRAINED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -51,8 +54,10 @@ pub struct Timing {
 /// What the node says of one of its instances.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seen {
-    /// The process is on its way up.
-    Starting,
+    /// It waits until its node starts it: there are enough on their way up.
+    Waiting,
+    /// The process is on its way up since then.
+    Starting(Timestamp),
     /// It has answered since then.
     Ready(Timestamp),
     /// It no longer answers and has no calls.
@@ -167,8 +172,10 @@ pub enum Step {
     FailDeployment(DeploymentId, Failure),
     /// The agent cannot be kept up.
     FailAgent(Failure),
-    /// Place and start an instance of this version.
+    /// Place and start instances of this version.
     Place {
+        /// How many.
+        instances: usize,
         /// The version.
         version: u64,
         /// The deployment that brought it.
@@ -228,7 +235,9 @@ fn sweep_rows(view: &View<'_>, plan: &mut Plan) {
             Some(Seen::Ready(_)) if row.status == InstanceStatus::Starting => {
                 plan.steps.push(Step::ReportRunning(row.id));
             }
-            Some(Seen::Starting | Seen::Ready(_) | Seen::Sick | Seen::Draining) => {}
+            Some(
+                Seen::Waiting | Seen::Starting(_) | Seen::Ready(_) | Seen::Sick | Seen::Draining,
+            ) => {}
         }
     }
 }
@@ -241,7 +250,7 @@ fn drain_again(view: &View<'_>, plan: &mut Plan) {
     };
     for row in view.rows.iter().filter(|row| row.status == InstanceStatus::Draining) {
         let timeout = match view.seen.get(&row.id) {
-            Some(Seen::Starting | Seen::Ready(_)) => in_use,
+            Some(Seen::Waiting | Seen::Starting(_) | Seen::Ready(_)) => in_use,
             Some(Seen::Sick) => Duration::ZERO,
             Some(Seen::Draining | Seen::Exited) | None => continue,
         };
@@ -320,8 +329,17 @@ fn take_over(view: &View<'_>, deployment: &Deployment, since: Timestamp, plan: &
 }
 
 fn await_first(view: &View<'_>, deployment: &Deployment, plan: &mut Plan) {
-    let began = deployment.rollout_started_at.unwrap_or(deployment.created_at);
-    let deadline = began.plus(view.timing.healthy_deadline);
+    let own = || view.alive().filter(|row| row.deployment_id == deployment.id);
+    let seen = || own().filter_map(|row| view.seen.get(&row.id));
+    if seen().any(|seen| *seen == Seen::Waiting) {
+        return;
+    }
+    let begun = seen().filter_map(|seen| match seen {
+        Seen::Starting(since) => Some(*since),
+        Seen::Waiting | Seen::Ready(_) | Seen::Sick | Seen::Draining | Seen::Exited => None,
+    });
+    let rollout = deployment.rollout_started_at.unwrap_or(deployment.created_at);
+    let deadline = begun.min().unwrap_or(rollout).plus(view.timing.healthy_deadline);
     if view.now >= deadline {
         let failure = Failure::new(
             "HEALTH_CHECK_FAILED",
@@ -331,8 +349,8 @@ fn await_first(view: &View<'_>, deployment: &Deployment, plan: &mut Plan) {
         return;
     }
     plan.wait_until(deadline);
-    if view.alive().all(|row| row.deployment_id != deployment.id) {
-        place(view, deployment.version, deployment.id, plan);
+    if own().next().is_none() {
+        place(view, deployment.version, deployment.id, 1, plan);
     }
 }
 
@@ -341,7 +359,7 @@ fn await_first(view: &View<'_>, deployment: &Deployment, plan: &mut Plan) {
 fn keep_up(view: &View<'_>, plan: &mut Plan) {
     let coming = view.deployment.filter(|d| d.status.is_active()).map(|d| d.id);
     let live = view.agent.version.filter(|_| view.agent.is_serving());
-    let (mut ready, mut starting) = (0, 0);
+    let (mut ready, mut starting, mut waiting) = (0, 0, 0);
     let mut old = vec![];
     for row in view.alive() {
         let is_live =
@@ -354,10 +372,11 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
             }
             _ if view.leaving.contains_key(&row.id) => old.push(row.id),
             Some(Seen::Ready(_)) if is_live => ready += 1,
-            Some(Seen::Starting) if is_live && view.is_hung(row) => {
+            Some(Seen::Starting(since)) if is_live && view.is_hung(*since) => {
                 plan.steps.push(Step::Drain(row.id, Duration::ZERO));
             }
-            Some(Seen::Starting) if is_live => starting += 1,
+            Some(Seen::Starting(_)) if is_live => starting += 1,
+            Some(Seen::Waiting) if is_live => waiting += 1,
             _ => old.push(row.id),
         }
     }
@@ -366,23 +385,24 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
         plan.steps.extend(all);
         return;
     };
-    balance(view, version, Counts { ready, starting, old: &old }, plan);
+    balance(view, version, Counts { ready, starting, waiting, old: &old }, plan);
 }
 
 struct Counts<'a> {
     ready: usize,
     starting: usize,
+    waiting: usize,
     old: &'a [InstanceId],
 }
 
 fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
     let wanted = view.agent.scaling.wanted();
-    let Counts { ready, starting, old } = counts;
+    let Counts { ready, starting, waiting, old } = counts;
     if view.crashes.is_loop(version) {
         plan.steps.push(Step::FailAgent(view.crashes.failure()));
         return;
     }
-    if let Some(since) = view.lost_since {
+    if let Some(since) = view.lost_since.filter(|_| waiting == 0) {
         // One that is on its way up has its own, longer deadline.
         let patience = if starting > 0 { view.timing.healthy_deadline } else { Duration::ZERO };
         let deadline = since.plus(view.timing.lost_after.max(patience));
@@ -396,11 +416,12 @@ fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
     }
     // Surge of one while old instances are replaced; all at once where nothing serves yet.
     let surge = if old.is_empty() { wanted } else { 1 };
-    if ready + starting < wanted
-        && starting < surge
+    let coming = starting + waiting;
+    let missing = wanted.saturating_sub(ready + coming).min(surge.saturating_sub(coming));
+    if missing > 0
         && let Some(deployment) = view.agent.live_deployment
     {
-        place(view, version, deployment, plan);
+        place(view, version, deployment, missing, plan);
     }
     let spare = (ready + old.len()).saturating_sub(wanted);
     let gone = old.iter().take(if ready > 0 { spare } else { 0 });
@@ -411,10 +432,11 @@ fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
     plan.steps.extend(gone.map(|id| Step::Drain(id, view.timing.replace_timeout)));
 }
 
-fn place(view: &View<'_>, version: u64, deployment: DeploymentId, plan: &mut Plan) {
+fn place(view: &View<'_>, version: u64, deployment: DeploymentId, missing: usize, plan: &mut Plan) {
     let at = view.crashes.next_start(version);
     if view.now >= at {
-        plan.steps.push(Step::Place { version, deployment });
+        let instances = missing.min(PLACED_AT_ONCE);
+        plan.steps.push(Step::Place { instances, version, deployment });
     } else {
         plan.wait_until(at);
     }
@@ -427,7 +449,7 @@ impl View<'_> {
             row.status != InstanceStatus::Draining
                 && matches!(
                     self.seen.get(&row.id),
-                    Some(Seen::Starting | Seen::Ready(_) | Seen::Sick)
+                    Some(Seen::Waiting | Seen::Starting(_) | Seen::Ready(_) | Seen::Sick)
                 )
         })
     }
@@ -440,8 +462,8 @@ impl View<'_> {
     }
 
     /// Whether an instance has been starting for longer than any should.
-    fn is_hung(&self, row: &Instance) -> bool {
-        self.now >= row.started_at.plus(self.timing.healthy_deadline)
+    fn is_hung(&self, since: Timestamp) -> bool {
+        self.now >= since.plus(self.timing.healthy_deadline)
     }
 
     /// Rows that have a process.

@@ -268,15 +268,18 @@ pub(crate) fn forget(state: &Directory, id: AgentId) -> Events {
     }
 }
 
-/// An instance gets its place. Only a version that serves or is coming up gets one.
-pub(crate) fn place(state: &Directory, instance: &Instance) -> Events {
-    let Some(agent) = state.agents.get(&instance.agent_id) else { return vec![] };
-    let coming = active(state, agent.id, instance.deployment_id).is_some();
-    let serving = agent.is_serving() && agent.version == Some(instance.version);
-    if agent.desired != Desired::Run || !(coming || serving) {
-        return vec![];
-    }
-    vec![Event::InstancePlaced(Box::new(instance.clone()))]
+/// Instances get their places. Only those of a version that serves or is coming up do.
+pub(crate) fn place(state: &Directory, instances: &[Instance]) -> Events {
+    let due = instances.iter().filter(|row| is_due(state, row));
+    due.map(|row| Event::InstancePlaced(Box::new(row.clone()))).collect()
+}
+
+fn is_due(state: &Directory, row: &Instance) -> bool {
+    state.agents.get(&row.agent_id).is_some_and(|agent| {
+        let coming = active(state, agent.id, row.deployment_id).is_some();
+        let serving = agent.is_serving() && agent.version == Some(row.version);
+        agent.desired == Desired::Run && (coming || serving)
+    })
 }
 
 /// An instance moved.

@@ -52,8 +52,8 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(1);
 
 /// What wakes an instance.
 pub enum InstanceMessage {
-    /// Its turn to be started has come.
-    Turn(OwnedSemaphorePermit),
+    /// Its turn to be started has come. What is only found again needs none.
+    Turn(Option<OwnedSemaphorePermit>),
     /// The runtime has started it, or not.
     Started(Result<Started, Failure>),
     /// It answered for the first time.
@@ -180,7 +180,7 @@ pub async fn start(
     request: StartRequest,
     supervisor: ActorCell,
 ) -> Result<(), ActorProcessingErr> {
-    let (agent_id, id) = (request.agent_id, request.instance_id);
+    let (agent_id, id, adopt) = (request.agent_id, request.instance_id, request.adopt);
     let arguments = (Arc::clone(world), request);
     let (actor, _) = Actor::spawn_linked(None, InstanceActor, arguments, supervisor).await?;
     let state = Known {
@@ -193,10 +193,14 @@ pub async fn start(
     let handle = Arc::new(Handle { agent_id, actor: actor.clone(), state: Mutex::new(state) });
     world.watch.instances.all().insert(id, handle);
     // Only now, as it tells its handle what becomes of it.
+    if adopt {
+        actor.cast(InstanceMessage::Turn(None))?;
+        return Ok(());
+    }
     let starts = Arc::clone(&world.starts);
     detach(async move {
         let Ok(turn) = starts.acquire_owned().await else { return };
-        let _ = actor.cast(InstanceMessage::Turn(turn));
+        let _ = actor.cast(InstanceMessage::Turn(Some(turn)));
     });
     Ok(())
 }
@@ -266,7 +270,7 @@ impl Actor for InstanceActor {
             InstanceMessage::Turn(turn) => running.start(&myself, turn),
             // Nothing of it is there.
             InstanceMessage::Drain(_) | InstanceMessage::LetGo | InstanceMessage::Kill
-                if running.turn.is_none() =>
+                if running.turn.is_none() && !running.request.adopt =>
             {
                 running.asked = true;
                 running.ended(Failure::new(CRASH_LOOP, "it was not started"));
@@ -321,7 +325,7 @@ impl Running {
         self.world.ports.logs.append(self.request.agent_id, line);
     }
 
-    fn start(&mut self, myself: &ActorRef<InstanceMessage>, turn: OwnedSemaphorePermit) {
+    fn start(&mut self, myself: &ActorRef<InstanceMessage>, turn: Option<OwnedSemaphorePermit>) {
         let turn = detach(async move {
             tokio::time::sleep(TURN_LASTS).await;
             drop(turn);

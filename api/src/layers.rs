@@ -38,6 +38,8 @@ use crate::{
 const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// Most bytes of an invocation's body: 6 MiB of input and its wrapping.
 const INVOKE_BODY_BYTES_MAX: usize = 6 * 1024 * 1024 + 64 * 1024;
+/// Longest body that is looked at for who an application is; what shows a secret is shorter.
+const PROOF_BYTES_MAX: usize = 64 * 1024;
 /// Longest address.
 const URI_BYTES_MAX: usize = 8 * 1024;
 /// Largest header.
@@ -175,7 +177,7 @@ impl Visit {
         routes: &Arc<E>,
         mut request: Request,
     ) -> (Standing, Response) {
-        let admission = self.count(shared, &request).await;
+        let admission = self.count(shared, &mut request).await;
         let standing = match admission {
             Admission::Allowed(standing) => standing,
             Admission::Refused(standing) => {
@@ -253,7 +255,7 @@ impl Visit {
     }
 
     /// Counts the call: for its organization, or for its address if nobody knows whose it is.
-    async fn count(&self, shared: &Shared, request: &Request) -> Admission {
+    async fn count(&self, shared: &Shared, request: &mut Request) -> Admission {
         let world = &shared.service.world;
         let path = request.uri().path();
         let is_exempt = matches!(path, "/healthz" | "/readyz")
@@ -267,18 +269,30 @@ impl Visit {
             Ok(identity) if is_exempt => Admission::Allowed(world.standing(identity.tenant)),
             Ok(identity) if !logs_in => count_known(world, identity).await,
             Err(_) if is_exempt => Admission::Allowed(world.standing_of_address(self.address.0)),
-            Ok(_) | Err(_) => match self.application(shared, request) {
+            Ok(_) | Err(_) => match self.application(shared, request).await {
                 Some(application) => world.admit(application.tenant).await,
                 None => world.admit_address(self.address.0).await,
             },
         }
     }
 
-    /// The application that proves itself in a header, where applications do (RFC 6749, section 2.3.1).
-    fn application(&self, shared: &Shared, request: &Request) -> Option<Arc<Application>> {
+    /// The application that proves itself, where applications do: in a header, or in a short body (RFC 6749,
+    /// section 2.3.1).
+    async fn application(
+        &self,
+        shared: &Shared,
+        request: &mut Request,
+    ) -> Option<Arc<Application>> {
         let proves = ["exchangeToken", "revokeToken", "introspectToken"];
         self.operation.filter(|operation| proves.contains(&operation.id))?;
-        shared.client_by_header(request.headers())
+        if let Some(known) = shared.client_by_header(request.headers()) {
+            return Some(known);
+        }
+        announced_length(request).filter(|length| *length <= PROOF_BYTES_MAX)?;
+        read_body(request, false).await.ok()?;
+        let body = request.take_body().into_bytes().await.ok()?;
+        request.set_body(body.clone());
+        shared.client_by_body(&body)
     }
 
     /// Whether the request may go on; it leaves with a bounded body and a caller who may do this.

@@ -16,6 +16,7 @@ use domain::{
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use poem::{Request, Response};
 use poem_openapi::{ApiResponse, OpenApi, param::Path, payload::Json, types::ToJSON as _};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
@@ -139,6 +140,14 @@ impl Shared {
     pub(crate) fn client_by_header(&self, headers: &HeaderMap) -> Option<Arc<Application>> {
         let (id, secret) = headers.get(header::AUTHORIZATION).and_then(basic)?;
         let shown = Credentials { id: Some(id), secret: Some(secret) };
+        self.client(shown).ok().filter(|application| application.secret_hash.is_some())
+    }
+
+    /// The application that proves by the secret in a body, a form or JSON, who it is.
+    pub(crate) fn client_by_body(&self, text: &[u8]) -> Option<Arc<Application>> {
+        let shown = serde_json::from_slice::<Shown>(text).ok();
+        let shown = shown.or_else(|| serde_urlencoded::from_bytes(text).ok())?;
+        let shown = Credentials { id: Some(shown.client_id), secret: Some(shown.client_secret) };
         self.client(shown).ok().filter(|application| application.secret_hash.is_some())
     }
 
@@ -335,6 +344,13 @@ fn required(field: &str, value: Option<String>) -> Told<String> {
 }
 
 /// How an application proves itself.
+/// What a body says of who sends it.
+#[derive(Deserialize)]
+struct Shown {
+    client_id: String,
+    client_secret: String,
+}
+
 struct Credentials {
     id: Option<String>,
     secret: Option<String>,

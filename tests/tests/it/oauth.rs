@@ -103,12 +103,21 @@ async fn tokens_are_refreshed_looked_at_and_revoked_in_both_dialects() {
 
     let itself = fields(&[("grant_type", "client_credentials"), ("scope", "agents:read")]);
     let own = form("/v1/oauth/token", itself.clone()).await;
-    // Who proves itself in a header is no stranger: the call counts for its organization.
-    let limit = own.header("x-ratelimit-limit").map(str::to_owned);
-    assert_eq!(
-        limit.as_deref(),
-        node.customer().get("/v1/agents").await.header("x-ratelimit-limit")
-    );
+    // Who proves itself, in a header or in the body, is no stranger: the call counts for its organization.
+    let limit = |answer: &tests::Answer| answer.header("x-ratelimit-limit").map(str::to_owned);
+    let organizations = limit(&node.customer().get("/v1/agents").await);
+    let itself_with = |secret: &str| json!({ "grant_type": "client_credentials", "client_id": app.id, "client_secret": secret });
+    let with_body = app.token(&itself_with(&app.secret)).await;
+    let shown = [("client_id", app.id.as_str()), ("client_secret", app.secret.as_str())];
+    let with_form = app.customer.client.post(format!("{}/v1/oauth/token", app.customer.base_url));
+    let with_form = with_form.form(&[itself.clone(), fields(&shown)].concat());
+    let with_form = app.customer.send(with_form).await;
+    for answer in [&own, &with_body, &with_form] {
+        assert_eq!((answer.status, limit(answer)), (200, organizations.clone()));
+    }
+    let strangers = app.token(&itself_with("no secret of ours")).await;
+    assert_eq!(strangers.status, 401);
+    assert_ne!(limit(&strangers), organizations);
     let own = own.body;
     assert!(own.get("refresh_token").is_none(), "{own}");
     let me = node.caller(&text(&own["access_token"])).get("/v1/auth/me").await.data(200);

@@ -332,6 +332,7 @@ fn await_first(view: &View<'_>, deployment: &Deployment, plan: &mut Plan) {
     let own = || view.alive().filter(|row| row.deployment_id == deployment.id);
     let seen = || own().filter_map(|row| view.seen.get(&row.id));
     if seen().any(|seen| *seen == Seen::Waiting) {
+        plan.wait_until(view.now.plus(view.timing.healthy_deadline));
         return;
     }
     let begun = seen().filter_map(|seen| match seen {

@@ -14,7 +14,7 @@ use domain::{
     AgentId, DeploymentId, InstanceId, NodeId, Rejection, Timestamp,
     agent::{
         Agent, Desired, Source, Status,
-        plan::{self, Crashes, DRAINED_AGAIN_AFTER, Plan, Seen, Step, View},
+        plan::{self, Crashes, DRAINED_AGAIN_AFTER, IMAGE_PULL_FAILED, Plan, Seen, Step, View},
     },
     cloud::Provider,
     deployment::{Deployment, Failure, Image},
@@ -652,8 +652,12 @@ impl Owner {
         self.drained_at.remove(&id);
         let row = sight.rows.iter().find(|row| row.id == id);
         if let (Some(Observed { ended, .. }), Some(row)) = (self.seen.remove(&id), row) {
-            if !ended.asked {
-                let now = self.world.now();
+            let now = self.world.now();
+            let serves = sight.agent.is_serving() && sight.agent.version == Some(row.version);
+            if serves && ended.cause.code == IMAGE_PULL_FAILED {
+                // Who holds the image does not answer now. It served, so that is no verdict on the agent.
+                self.avoided.insert(row.node_id, now);
+            } else if !ended.asked {
                 self.crashes.exited(row.version, ended.stayed_up, now, ended.cause);
             }
             let ask = Ask::Dismiss { claim: self.claim, instances: vec![id] };

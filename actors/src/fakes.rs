@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use domain::{
     AgentId, NodeId, Timestamp,
-    agent::RuntimeSpec,
+    agent::{RuntimeSpec, plan::IMAGE_PULL_FAILED},
     cloud::Provider,
     deployment::{Failure, Image},
     directory::{self, Directory},
@@ -205,6 +205,8 @@ pub enum Behavior {
     Sleeps,
     /// Can't be started.
     Refused,
+    /// Can't be started, for nobody who answers has its image.
+    Missing,
 }
 
 /// Builds at once and runs agents in this process.
@@ -214,6 +216,7 @@ pub struct Containers {
     failing_builds: Mutex<VecDeque<Failure>>,
     running: Arc<Mutex<HashMap<String, watch::Sender<Option<Exit>>>>>,
     starts: AtomicU64,
+    calls: Arc<AtomicU64>,
     builds: AtomicU64,
     adopts: AtomicBool,
 }
@@ -237,6 +240,11 @@ impl Containers {
     /// Instances started so far.
     pub fn starts(&self) -> u64 {
         self.starts.load(Relaxed)
+    }
+
+    /// Calls that have reached an instance so far.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
     }
 
     /// Builds begun so far.
@@ -263,6 +271,9 @@ impl Containers {
         if behavior == Behavior::Refused {
             return Err(Failure::new("NO_CAPACITY", "there is no room"));
         }
+        if behavior == Behavior::Missing {
+            return Err(Failure::new(IMAGE_PULL_FAILED, "nobody has it"));
+        }
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it has an address");
         let (ended, mut exited) = watch::channel(None);
@@ -270,16 +281,25 @@ impl Containers {
         let early = match behavior {
             Behavior::Crashes => Some(Exit { code: Some(1), signal: None, out_of_memory: false }),
             Behavior::Eats => Some(Exit { code: None, signal: Some(9), out_of_memory: true }),
-            Behavior::Answers | Behavior::Hangs | Behavior::Sleeps | Behavior::Refused => None,
+            Behavior::Answers
+            | Behavior::Hangs
+            | Behavior::Sleeps
+            | Behavior::Refused
+            | Behavior::Missing => None,
         };
         if early.is_some() {
             let _ = ended.send(early);
         }
         let serving = match behavior {
             Behavior::Answers | Behavior::Hangs => {
-                Some(tokio::spawn(serve(listener, behavior == Behavior::Hangs)))
+                let calls = Arc::clone(&self.calls);
+                Some(tokio::spawn(serve(listener, calls, behavior == Behavior::Hangs)))
             }
-            Behavior::Crashes | Behavior::Eats | Behavior::Sleeps | Behavior::Refused => None,
+            Behavior::Crashes
+            | Behavior::Eats
+            | Behavior::Sleeps
+            | Behavior::Refused
+            | Behavior::Missing => None,
         };
         lock(&self.running).insert(name.clone(), ended);
         let running = Arc::clone(&self.running);
@@ -338,14 +358,14 @@ impl Process for FakeProcess {
 }
 
 /// Answers every request, or none but health checks. Its connections end with it.
-async fn serve(listener: TcpListener, hangs: bool) {
+async fn serve(listener: TcpListener, calls: Arc<AtomicU64>, hangs: bool) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        connections.spawn(converse(stream, hangs));
+        connections.spawn(converse(stream, Arc::clone(&calls), hangs));
     }
 }
 
-async fn converse(stream: TcpStream, hangs: bool) {
+async fn converse(stream: TcpStream, calls: Arc<AtomicU64>, hangs: bool) {
     let mut stream = BufReader::new(stream);
     loop {
         let (mut length, mut line, mut first) = (0, String::new(), None);
@@ -368,6 +388,7 @@ async fn converse(stream: TcpStream, hangs: bool) {
             return;
         }
         let is_call = first.is_some_and(|first| first.starts_with("post"));
+        calls.fetch_add(u64::from(is_call), Relaxed);
         if is_call && hangs {
             std::future::pending::<()>().await;
         }

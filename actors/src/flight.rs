@@ -164,13 +164,15 @@ impl Flights {
         after(last.unwrap_or_else(|last| last))
     }
 
-    /// Begins a question for a larger share.
+    /// Begins a question for a larger share: by as much as is waited for. Room that is free in the share
+    /// now may be taken before the answer comes.
     fn begin_asking(&self, tenant: Tenant, most: u64, now: Timestamp) -> Share {
         let mut here = lock(&self.here);
         let here = here.entry(tenant).or_default();
         let number = self.next_number(now);
         here.asked = Some(number);
-        Share { calls: (here.in_flight + here.waiting).min(most), number }
+        let calls = here.share.max(here.in_flight) + here.waiting;
+        Share { calls: calls.min(most), number }
     }
 
     /// Cuts shares to what was used since the last look; tenants without calls are forgotten.
@@ -419,6 +421,21 @@ mod tests {
             }
         }
         cutting.abort();
+    }
+
+    #[tokio::test]
+    async fn who_asks_has_room_though_others_came_and_went_meanwhile() {
+        let world = crate::fakes::FakeNode::new(crate::settings::Settings::default()).world;
+        let tenant = Tenant { org: OrgId(1), mode: Mode::Live };
+        let first = world.fly(tenant).await.expect("it is far from the limit");
+        let kept = Arc::clone(&lock(&world.flights.kept)[&tenant]);
+        let answer = kept.lock().await;
+        let mut asking = std::pin::pin!(world.fly(tenant));
+        assert!(futures::poll!(&mut asking).is_pending());
+        drop(first);
+        let _taken = world.fly(tenant).await.expect("the first has gone");
+        drop(answer);
+        assert_eq!(asking.await.map(drop), Ok(()));
     }
 
     #[test]

@@ -6,7 +6,10 @@
 use std::{
     collections::{HashMap, VecDeque},
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -44,7 +47,7 @@ const LET_GO_LOOK: Duration = Duration::from_millis(50);
 /// Between connection attempts later.
 const PROBE_SLOW: Duration = Duration::from_millis(250);
 /// How long one that does not come up keeps others waiting for their turn.
-const TURN_LASTS: Duration = Duration::from_secs(10);
+const TURN_LASTS: Duration = Duration::from_secs(3);
 /// How long after a broken connection an instance is looked at.
 const ENDS_OR_GOES_ON: Duration = Duration::from_millis(20);
 /// How long it may take to accept a connection then.
@@ -144,11 +147,19 @@ impl Handle {
 
 /// All instances of this node.
 #[derive(Default)]
-pub struct Instances(Mutex<HashMap<InstanceId, Arc<Handle>>>);
+pub struct Instances {
+    all: Mutex<HashMap<InstanceId, Arc<Handle>>>,
+    end: AtomicBool,
+}
 
 impl Instances {
     fn all(&self) -> MutexGuard<'_, HashMap<InstanceId, Arc<Handle>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node stops. Instances that end from now on end with it, which is no agent's crash.
+    pub fn end_with_the_node(&self) {
+        self.end.store(true, Relaxed);
     }
 
     /// One of them.
@@ -165,7 +176,10 @@ impl Instances {
     pub fn observed(&self, agent: AgentId) -> Vec<Observed> {
         let all = self.all();
         let of_agent = all.iter().filter(|(_, handle)| handle.agent_id == agent);
-        of_agent.map(|(id, handle)| handle.observed(*id)).collect()
+        let mut observed: Vec<_> = of_agent.map(|(id, handle)| handle.observed(*id)).collect();
+        let with_the_node = self.end.load(Relaxed);
+        observed.iter_mut().for_each(|one| one.ended.asked |= with_the_node);
+        observed
     }
 
     /// Every one of them.
@@ -586,10 +600,10 @@ impl Probe {
     async fn check(&self) -> bool {
         let request = Request::builder()
             .method(Method::GET)
-            .uri(format!("http://{}{}", self.address, self.path))
+            .uri(&self.path)
             .body(Full::new(Bytes::new()))
             .expect("the path was checked when the image was built");
-        let answer = self.world.client.send(request);
+        let answer = self.world.client.send(self.address, true, request);
         match tokio::time::timeout(self.world.settings.health_timeout, answer).await {
             Ok(Ok(response)) => response.status().is_success() || response.status() == 404,
             Ok(Err(_)) | Err(_) => false,

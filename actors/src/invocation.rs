@@ -11,10 +11,6 @@ use futures::StreamExt as _;
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt as _, BodyStream, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
 use serde_json::{Value, value::RawValue};
 use tokio::{sync::mpsc, time::Instant};
 
@@ -37,40 +33,6 @@ pub const JOB_OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub const ERROR_BODY_BYTES_MAX: usize = 4 * 1024;
 /// Events that wait for a slow reader before the agent is held back.
 const STREAM_EVENTS_WAITING: usize = 64;
-
-/// How long an unused connection is kept. Servers close theirs too, many after two or five seconds, and a call
-/// that is sent at that very moment is lost.
-const IDLE_CONNECTION: Duration = Duration::from_secs(1);
-
-/// Calls agents over pooled connections.
-#[derive(Clone)]
-pub struct AgentClient(Client<HttpConnector, Full<Bytes>>);
-
-impl Default for AgentClient {
-    fn default() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_secs(5)));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_CONNECTION)
-            .build(connector);
-        Self(client)
-    }
-}
-
-impl AgentClient {
-    /// Sends a request.
-    pub async fn send(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, CallError> {
-        self.0.request(request).await.map_err(|error| match error.is_connect() {
-            true => CallError::Unreached,
-            false => CallError::Broken(error.to_string()),
-        })
-    }
-}
 
 /// What is to be called.
 #[derive(Clone, Debug)]
@@ -159,7 +121,7 @@ pub const INSTANCES_PATH: &str = "/instances/";
 /// Says why a node did not pass a call on: `busy`, `gone` or `broken`.
 pub const REFUSED_HEADER: &str = "x-roost-refused";
 
-fn uri(text: String) -> http::Uri {
+pub(crate) fn uri(text: String) -> http::Uri {
     text.parse().expect("paths were checked when they came in")
 }
 
@@ -230,12 +192,10 @@ impl World {
         endpoint: &Endpoint,
         request: Request<Bytes>,
     ) -> Result<Response<Incoming>, CallError> {
-        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        let (mut parts, body) = request.into_parts();
         match &endpoint.place {
             Place::Here { address, .. } => {
-                parts.uri = uri(format!("http://{address}{path}"));
-                let sent = self.client.send(Request::from_parts(parts, Full::new(body))).await;
+                let is_alone = endpoint.concurrency == 1;
+                let sent = self.client.send(*address, is_alone, request.map(Full::new)).await;
                 if let Err(CallError::Broken(_)) = sent {
                     endpoint.doubt();
                 }
@@ -243,6 +203,8 @@ impl World {
             }
             Place::There(node) => {
                 let Endpoint { agent_id, id, .. } = endpoint;
+                let (mut parts, body) = request.into_parts();
+                let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
                 parts.uri = uri(format!("https://peer{INSTANCES_PATH}{agent_id}/{id}{path}"));
                 let body = Full::new(body).map_err(|never| match never {}).boxed();
                 let request = Request::from_parts(parts, body);

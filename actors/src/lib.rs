@@ -17,6 +17,7 @@ pub mod agent;
 pub mod ask;
 pub mod attempt;
 pub mod call;
+pub mod connection;
 #[cfg(feature = "fakes")]
 pub mod fakes;
 pub mod flight;
@@ -38,6 +39,7 @@ pub mod route;
 pub mod seal;
 pub mod sending;
 pub mod settings;
+pub(crate) mod socket;
 pub mod start;
 pub mod vouching;
 pub mod webhook;

@@ -293,7 +293,7 @@ impl World {
         let wanted = if waiting > 0 { wanted } else { 0 };
         let command = Command::LendCalls { tenant, node, wanted, allowance, spent };
         let until = self.now().plus(ASKED_FOR);
-        // Asking twice is harmless: the first batch then counts as spent.
+        // Asking twice is harmless: whoever has not heard the answer is lent the same batch again.
         let reply = loop {
             match self.ask_shard(shard, command.clone(), None, None).await {
                 Ok(answer) => break answer.result.ok()?,

@@ -15,8 +15,8 @@ use tokio::sync::Semaphore;
 use crate::{
     attempt::Attempts,
     call::Queues,
+    connection::AgentClient,
     flight::Flights,
-    invocation::AgentClient,
     limiter::Limiter,
     meter::Meter,
     minute::Minutes,

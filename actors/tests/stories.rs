@@ -457,7 +457,7 @@ async fn a_job_whose_instance_ends_is_tried_again_only_if_asked() {
         stage.create(instances(1)).await;
         stage.is(Status::Running).await;
         let id = stage.job(retry).await;
-        stage.until("it runs", |s| s.node.world.routes.in_flight() == 1).await;
+        stage.until("it has reached the agent", |s| s.node.containers.calls() == 1).await;
         stage.node.containers.crash_all();
         stage
             .until("it ends", |s| {
@@ -478,7 +478,7 @@ async fn a_result_is_written_down_however_long_the_log_is_away() {
     stage.create(instances(1)).await;
     stage.is(Status::Running).await;
     let id = stage.job(Retry::default()).await;
-    stage.until("it runs", |s| s.node.world.routes.in_flight() == 1).await;
+    stage.until("it has reached the agent", |s| s.node.containers.calls() == 1).await;
     stage.node.ledger.set_broken(true);
     stage.node.containers.crash_all();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -527,6 +527,35 @@ async fn an_instance_that_is_no_longer_there_to_be_adopted_is_no_crash() {
     stage.node.containers.set_adopts(true);
     let _root = root::start(Arc::clone(&stage.node.world)).await.expect("the root starts");
     stage.until("it is made anew", |stage| stage.node.containers.starts() == 2).await;
+    stage.is(Status::Running).await;
+}
+
+#[tokio::test]
+async fn an_image_that_nobody_has_just_now_is_looked_for_again_and_is_no_crash() {
+    let stage = Stage::running(instances(1)).await;
+    stage.node.containers.next(vec![Behavior::Missing; 4]);
+    stage.node.containers.crash_all();
+    stage
+        .until("it is there again", |stage| {
+            stage.wind(Duration::from_millis(50));
+            stage.node.containers.starts() == 6 && stage.node.world.routes.ready(A) == 1
+        })
+        .await;
+    stage.is(Status::Running).await;
+    let stage = Stage::set().await;
+    stage.node.containers.next(vec![Behavior::Missing; 3]);
+    stage.create(instances(1)).await;
+    stage.in_time(Status::Failed).await;
+    assert_eq!(stage.reason(), "IMAGE_PULL_FAILED", "one that never served fails");
+}
+
+#[tokio::test]
+async fn instances_that_end_with_their_node_are_no_crashes() {
+    let stage = Stage::running(instances(3)).await;
+    stage.node.world.watch.instances.end_with_the_node();
+    stage.node.containers.crash_all();
+    stage.until("they are replaced", |s| s.node.containers.starts() == 6).await;
+    stage.until("they are ready", |s| s.node.world.routes.ready(A) == 3).await;
     stage.is(Status::Running).await;
 }
 

@@ -37,7 +37,7 @@ use crate::{
     error::{ApiError, Problem, path_id},
     listing::{Listed, Listing},
     query,
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 /// Longest `?wait_for=`.
@@ -116,7 +116,7 @@ impl AgentsApi {
         body: Checked<CreateAgent>,
     ) -> Result<AgentCreated> {
         let tenant = caller.tenant();
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let agent = Box::new(self.new_agent(tenant, body.body).await?);
         let answer = self.0.service.change(Command::CreateAgent(agent), key).await?;
         let view = expect_agent(answer.value)?;
@@ -166,7 +166,7 @@ impl AgentsApi {
         body: Checked<UpdateAgent>,
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let before = self.0.service.agent(tenant, id).await?.agent;
         let patch = Box::new(self.patch(&before, body.body, &body.json).await?);
         let if_match = if_match(request)?;
@@ -187,7 +187,7 @@ impl AgentsApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let answer = self.0.service.change(Command::DeleteAgent { tenant, id }, key).await?;
         Ok(Gone::of(id, answer.replayed))
     }
@@ -204,7 +204,7 @@ impl AgentsApi {
         id: Path<String>,
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
         self.change(Command::StartAgent { tenant, id, deployment }, key).await
     }
@@ -221,7 +221,7 @@ impl AgentsApi {
         id: Path<String>,
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         self.change(Command::StopAgent { tenant, id }, key).await
     }
 
@@ -239,7 +239,7 @@ impl AgentsApi {
         body: MaybeChecked<RedeployRequest>,
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, body.0.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.0.json))?;
         let asked = self.redeployment(tenant, id, body.0.body).await?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
         let command = Command::RedeployAgent { tenant, id, asked: Box::new(asked), deployment };
@@ -259,7 +259,7 @@ impl AgentsApi {
         body: Checked<RollbackRequest>,
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let version = body.body.version.parse();
         let version =
             version.map_err(|_| Problem::field("version", "must be a version's number"))?;

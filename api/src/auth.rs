@@ -254,6 +254,7 @@ impl AuthApi {
         let tenant = Tenant { org: user.org, mode };
         let session = self.0.new_session(tenant, user.role.scopes(), address.text());
         let session = Session { user: Some(user.id), ..session };
+        auditing::belongs_to(whose(&session));
         self.0.service.open_session(session.clone()).await?;
         Ok(self.0.tokens_of(&session)?.into())
     }

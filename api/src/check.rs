@@ -18,7 +18,6 @@ use poem_openapi::{
 };
 use regex::Regex;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::error::Problem;
 
@@ -26,10 +25,8 @@ use crate::error::Problem;
 pub(crate) struct Checked<T> {
     /// The body.
     pub(crate) body: T,
-    /// The body as JSON, where a patch must tell `null` from nothing.
+    /// The body as JSON, where a patch must tell `null` from nothing, or a repetition from another call.
     pub(crate) json: Value,
-    /// SHA-256 of its canonical form.
-    pub(crate) fingerprint: [u8; 32],
 }
 
 /// A checked body that may be left out; nothing is the same as `{}`.
@@ -85,10 +82,9 @@ fn parse<T: ParseFromJSON>(bytes: &[u8]) -> Result<Checked<T>, Problem> {
     let mut complaints = Complaints::default();
     complaints.check(&T::schema_ref(), &json, "", schemas::<T>());
     complaints.verdict()?;
-    let fingerprint = Sha256::digest(json.to_string()).into();
     let body = T::parse_from_json(Some(without_nulls(&json)))
         .map_err(|error| Problem::field("body", error.into_message()))?;
-    Ok(Checked { body, json, fingerprint })
+    Ok(Checked { body, json })
 }
 
 impl<T> Checked<T> {

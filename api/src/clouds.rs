@@ -24,7 +24,7 @@ use crate::{
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     listing::{Listed, Listing},
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct CloudsApi(pub(crate) Handle);
@@ -111,7 +111,7 @@ impl CloudsApi {
         body: Checked<CreateCloud>,
     ) -> Result<CloudCreated> {
         let tenant = caller.tenant();
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let cloud = self.new_cloud(tenant, body.body)?;
         let answer = self.0.service.change(Command::CreateCloud(Box::new(cloud)), key).await?;
         let body = self.expect(answer.value)?;
@@ -149,7 +149,7 @@ impl CloudsApi {
         body: Checked<UpdateCloud>,
     ) -> Result<CloudAnswer> {
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let before = self.0.service.directory().await?.read().cloud(tenant, id)?;
         let if_match = if_match(request)?;
         body.removes_only(&["display_name", "limits", "metadata"])?;
@@ -188,7 +188,7 @@ impl CloudsApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), cloud_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let answer = self.0.service.change(Command::DeleteCloud { tenant, id }, key).await?;
         Ok(Gone::of(id, answer.replayed))
     }

@@ -32,7 +32,7 @@ use crate::{
     check::{Checked, MaybeChecked},
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
-    repeat::{self, keyed},
+    repeat::keyed,
     sse::Sse,
 };
 
@@ -145,7 +145,7 @@ impl ClusterApi {
         body: MaybeChecked<DrainRequest>,
     ) -> Result<Json<Success<NodeBody>>> {
         let id = node_id(&id)?;
-        let key = keyed(request, caller.tenant(), body.0.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.0.json))?;
         let within = body.0.body.within()?;
         let by = self.0.service.world.now().plus(within);
         self.change(Command::DrainNode { id, by }, key).await
@@ -208,7 +208,7 @@ impl ClusterApi {
         request: &Request,
         body: Checked<PutClusterConfig>,
     ) -> Result<Json<Success<ClusterConfigBody>>> {
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let autopilot = Autopilot::from(body.body);
         let command = Command::SetAutopilot(Box::new(autopilot.clone()));
         self.0.service.change(command, key).await?;
@@ -256,7 +256,7 @@ impl ClusterApi {
         to: NodeStatus,
     ) -> Result<Json<Success<NodeBody>>> {
         let id = node_id(id)?;
-        let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
+        let key = keyed(request, caller.tenant(), None)?;
         self.change(Command::SetNodeStatus { id, to }, key).await
     }
 

@@ -24,7 +24,7 @@ use crate::{
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     query,
-    repeat::{self, keyed},
+    repeat::keyed,
 };
 
 pub(crate) struct DeploymentsApi(pub(crate) Handle);
@@ -114,7 +114,7 @@ impl DeploymentsApi {
         dep: Path<String>,
     ) -> Result<DeploymentBody> {
         let (tenant, agent, id) = (caller.tenant(), agent_id(&id)?, deployment_id(&dep)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let command = Command::CancelDeployment { tenant, agent, id };
         let reply = self.0.service.change(command, key).await?.value;
         let Reply::Deployment(row) = reply else { return Err(Problem::internal().into()) };
@@ -141,7 +141,7 @@ impl DeploymentsApi {
         dep: Path<String>,
     ) -> std::result::Result<AgentAnswer, ApiError> {
         let (tenant, id, dep) = (caller.tenant(), agent_id(&id)?, deployment_id(&dep)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let version = self.brought(&caller, id, dep).await?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
         let command = Command::RollbackAgent { tenant, id, version, deployment };

@@ -81,20 +81,21 @@ impl InvokeApi {
         body: Checked<InvokeRequest>,
     ) -> Result<InvokeAnswer, ApiError> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let (is_async, is_stream) = (body.body.is_async == Some(true), wants_stream(request));
         let call = Call { tenant, id, key };
         let input = body.body.input.map_or(Value::Null, |Any(input)| input);
         let options = body.body.options.unwrap_or_default();
+        // In boxes: every layer above carries what is not in one.
         match (is_async, is_stream) {
             (true, true) => Err(Problem::field(
                 "async",
                 "can't be true with Accept: text/event-stream; leave one of them",
             )
             .into()),
-            (true, false) => self.accept(call, &input, options).await,
-            (false, true) => self.stream(call, &input, options).await,
-            (false, false) => self.wait(call, &input, options).await,
+            (true, false) => Box::pin(self.accept(call, &input, options)).await,
+            (false, true) => Box::pin(self.stream(call, &input, options)).await,
+            (false, false) => Box::pin(self.wait(call, &input, options)).await,
         }
     }
 }

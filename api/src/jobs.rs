@@ -27,7 +27,7 @@ use crate::{
     envelope::{Current, Page, RawJson, Success},
     error::{ApiError, Problem, path_id},
     query,
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct JobsApi(pub(crate) Handle);
@@ -173,7 +173,7 @@ impl JobsApi {
         body: MaybeChecked<CancelRequest>,
     ) -> Result<JobAnswer> {
         let tenant = caller.tenant();
-        let key = keyed(request, tenant, body.0.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.0.json))?;
         self.touches(&caller, job_id(&id)?).await?;
         let by_force = body.0.body.mode == Some(CancelMode::Force);
         let canceled = self.0.service.cancel_job(tenant, job_id(&id)?, by_force, key).await?;
@@ -192,7 +192,7 @@ impl JobsApi {
         id: Path<String>,
     ) -> Result<JobAnswer> {
         let tenant = caller.tenant();
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         self.touches(&caller, job_id(&id)?).await?;
         let request_id = Current::get().request_id;
         let made = self.0.service.retry_job(tenant, job_id(&id)?, request_id, key).await?;
@@ -209,7 +209,7 @@ impl JobsApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), job_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         self.touches(&caller, id).await?;
         let replayed = self.0.service.delete_job(tenant, id, key).await?;
         Ok(Gone::of(id, replayed))

@@ -21,7 +21,7 @@ use crate::{
     envelope::{Page, Success},
     error::{ApiError, Problem, path_id},
     listing::{Listed, Listing},
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct KeysApi(pub(crate) Handle);
@@ -189,7 +189,7 @@ impl KeysApi {
         request: &Request,
         body: Checked<CreateApiKey>,
     ) -> Result<KeyCreated> {
-        let idempotent = keyed(request, caller.tenant(), body.fingerprint)?;
+        let idempotent = keyed(request, caller.tenant(), Some(&body.json))?;
         let key = self.new_key(&caller, body.body)?;
         let world = &self.0.service.world;
         let secret = make_key(key.tenant.mode, &mut || world.ports.entropy.dice());
@@ -234,7 +234,7 @@ impl KeysApi {
         body: Checked<UpdateApiKey>,
     ) -> Result<KeyAnswer> {
         let (tenant, id) = (caller.tenant(), key_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         body.removes_only(&["allowed_ips", "agent_ids", "expires_at", "rate_limit"])?;
         let before = self.seen(&caller, id).await?;
         // Whoever changes a key gives away what it has.
@@ -261,7 +261,7 @@ impl KeysApi {
         body: MaybeChecked<RotateRequest>,
     ) -> Result<KeyAnswer> {
         let (tenant, id) = (caller.tenant(), key_id(&id)?);
-        let idempotent = keyed(request, tenant, body.0.fingerprint)?;
+        let idempotent = keyed(request, tenant, Some(&body.0.json))?;
         let before = self.seen(&caller, id).await?;
         self.given_away(&caller, &before)?;
         let grace = Duration::from_secs(body.0.body.grace_period_seconds.unwrap_or_default());
@@ -289,7 +289,7 @@ impl KeysApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), key_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let answer = self.0.service.change(Command::DeleteApiKey { tenant, id }, key).await?;
         Ok(Gone::of(id, answer.replayed))
     }

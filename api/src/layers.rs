@@ -439,8 +439,9 @@ async fn carry_through<E: Endpoint<Output = Response> + 'static>(
                 auditing::audited(row, call(&*routes, request)).await
             }
             None => {
-                let (response, whose) = auditing::of_stranger(call(&*routes, request)).await;
-                (response, whose.map(|whose| shared.audited(watched, whose)))
+                let of_this_call = Arc::clone(&shared);
+                let make = move |whose| of_this_call.audited(watched, whose);
+                auditing::of_stranger(make, call(&*routes, request)).await
             }
         };
         let refused = response.status().is_client_error() || response.status().is_server_error();

@@ -33,7 +33,7 @@ use crate::{
     error::{ApiError, Problem, path_id},
     keys::{handed_on, without_limits},
     listing::{Listed, Listing},
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
     tokens::{Claims, Refresh, TOKEN_SECONDS},
 };
 
@@ -469,7 +469,7 @@ impl OauthApi {
         body: Checked<CreateApplication>,
     ) -> Result<ApplicationCreated> {
         without_limits(caller.identity())?;
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let CreateApplication { name, redirect_uris, scopes, public, token_lifetime } = body.body;
         for (place, text) in redirect_uris.iter().enumerate() {
             check_redirect(place, text)?;
@@ -512,7 +512,7 @@ impl OauthApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), path_id::<ApplicationId>("application", &id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let answer = self.0.service.change(Command::DeleteApplication { tenant, id }, key).await?;
         Ok(Gone::of(id, answer.replayed))
     }

@@ -98,7 +98,7 @@ impl OrganizationsApi {
         request: &Request,
         body: Checked<CreateOrganization>,
     ) -> Result<OrganizationCreated> {
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let command = self.new_organization(body.body).await?;
         let answer = self.0.service.change(command, key).await?;
         let body = self.dressed(answer.value)?;
@@ -136,7 +136,7 @@ impl OrganizationsApi {
         body: Checked<UpdateOrganization>,
     ) -> Result<OrganizationAnswer> {
         let id: OrgId = path_id("organization", &id)?;
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         body.removes_only(&[])?;
         let if_match = if_match(request)?;
         let UpdateOrganization { name, tier } = body.body;

@@ -1,6 +1,6 @@
 //! `Idempotency-Key`: which key, in which scope, with which body.
 
-use std::sync::OnceLock;
+use std::{fmt::Display, sync::OnceLock};
 
 use domain::{account::Tenant, idempotency::Keyed};
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -15,14 +15,13 @@ use crate::{
 
 /// Longest key.
 const KEY_CHARS_MAX: usize = 255;
-/// Fingerprint of a call without a body.
-pub(crate) const NO_BODY: [u8; 32] = [0; 32];
 
-/// The key of a call, if it has one.
+/// The key of a call, if it has one. A call with the same key and another body, or whatever else tells it apart, is
+/// another call.
 pub(crate) fn keyed(
     request: &Request,
     tenant: Tenant,
-    fingerprint: [u8; 32],
+    body: Option<&dyn Display>,
 ) -> Result<Option<Keyed>, Problem> {
     let Some(value) = request.headers().get("idempotency-key") else { return Ok(None) };
     let key = value.to_str().unwrap_or_default();
@@ -37,7 +36,8 @@ pub(crate) fn keyed(
         digest.update((part.len() as u64).to_be_bytes());
         digest.update(part);
     }
-    let fingerprint = under_pepper(&fingerprint);
+    let body = body.map_or([0; 32], |body| Sha256::digest(body.to_string()).into());
+    let fingerprint = under_pepper(&body);
     Ok(Some(Keyed { hash: digest.finalize().into(), fingerprint }))
 }
 

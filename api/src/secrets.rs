@@ -12,7 +12,6 @@ use poem_openapi::{
     param::{Path, Query},
     payload::Json,
 };
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     Handle,
@@ -118,7 +117,7 @@ impl SecretsApi {
             let why = format!("must have at most {SECRET_BYTES_MAX} bytes, none of them zero");
             return Err(Problem::field("value", why).into());
         }
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let secret = self.sealed(caller.tenant(), &name, body.body).await?;
         let answer = self.0.service.change(Command::PutSecret(Box::new(secret)), key).await?;
         let Reply::Secret(row) = answer.value else { return Err(Problem::internal().into()) };
@@ -142,7 +141,7 @@ impl SecretsApi {
         if !is_secret_name(&name) {
             return Err(domain::Rejection::SecretNotFound(shown(&name)).into());
         }
-        let key = keyed(request, tenant, Sha256::digest(format!("{cloud_id:?}")).into())?;
+        let key = keyed(request, tenant, Some(&format_args!("{cloud_id:?}")))?;
         let name = name.0;
         let command = Command::DeleteSecret { tenant, cloud_id, name: name.clone() };
         let answer = self.0.service.change(command, key).await?;

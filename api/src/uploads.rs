@@ -24,7 +24,7 @@ use crate::{
     check::Checked,
     envelope::Success,
     error::{ApiError, Problem, path_id},
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 /// How long the addresses of an upload work.
@@ -205,7 +205,7 @@ impl UploadsApi {
         let tenant = caller.tenant();
         match body {
             NewUpload::Announced(body) => {
-                let key = keyed(request, tenant, body.fingerprint)?;
+                let key = keyed(request, tenant, Some(&body.json))?;
                 let upload = self.announced(tenant, body.body);
                 let answer = self.0.service.create_upload(upload, key).await?;
                 Ok(self.created(&answer.value, answer.replayed))
@@ -270,7 +270,7 @@ impl UploadsApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), upload_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         if !self.0.service.is_repeat(key.as_ref()).await? {
             self.0.service.directory().await?.read().upload(tenant, id)?;
         }

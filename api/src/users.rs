@@ -20,7 +20,7 @@ use crate::{
     keys::without_limits,
     listing::{Listed, Listing},
     password,
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct UsersApi(pub(crate) Handle);
@@ -144,7 +144,7 @@ impl UsersApi {
         body: Checked<UpdateUser>,
     ) -> Result<UserAnswer> {
         let (org, id) = (caller.org(), path_id::<UserId>("user", &id)?);
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         body.removes_only(&["name"])?;
         let if_match = if_match(request)?;
         let is_nameless = is_removed(&body.json, "name");
@@ -175,7 +175,7 @@ impl UsersApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (org, id) = (caller.org(), path_id::<UserId>("user", &id)?);
-        let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
+        let key = keyed(request, caller.tenant(), None)?;
         let (by, scopes) = self.acting(&caller);
         let answer =
             self.0.service.change(Command::RemoveUser { org, id, by, scopes }, key).await?;
@@ -210,7 +210,7 @@ impl UsersApi {
         body: Checked<CreateInvitation>,
     ) -> Result<InvitationCreated> {
         without_limits(caller.identity())?;
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let world = &self.0.service.world;
         let (now, token) = (world.now(), format!("ii_{}", self.0.random_text()));
         let kept = self.0.for_repeats(caller.org(), key.as_ref(), &token).await?;
@@ -246,7 +246,7 @@ impl UsersApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (org, id) = (caller.org(), path_id::<InvitationId>("invitation", &id)?);
-        let key = keyed(request, caller.tenant(), repeat::NO_BODY)?;
+        let key = keyed(request, caller.tenant(), None)?;
         let answer = self.0.service.change(Command::WithdrawInvitation { org, id }, key).await?;
         Ok(Gone::of(id, answer.replayed))
     }

@@ -39,7 +39,7 @@ use crate::{
     error::{ApiError, Problem, path_id},
     listing::{Listed, Listing, Wanted},
     query,
-    repeat::{self, Gone, keyed, replayed},
+    repeat::{Gone, keyed, replayed},
 };
 
 pub(crate) struct WebhooksApi(pub(crate) Handle);
@@ -195,7 +195,7 @@ impl WebhooksApi {
         request: &Request,
         body: Checked<CreateWebhook>,
     ) -> Result<WebhookCreated> {
-        let key = keyed(request, caller.tenant(), body.fingerprint)?;
+        let key = keyed(request, caller.tenant(), Some(&body.json))?;
         let (row, secret) = self.new_webhook(caller.tenant(), body.body).await?;
         let command = Command::CreateWebhook(Box::new(row));
         let answer = self.0.service.change(command, key).await?;
@@ -231,7 +231,7 @@ impl WebhooksApi {
         body: Checked<UpdateWebhook>,
     ) -> Result<WebhookAnswer> {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
-        let key = keyed(request, tenant, body.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.json))?;
         let before = self.row(&caller, id).await?;
         let if_match = if_match(request)?;
         body.removes_only(&["description", "rate_limit_per_s", "metadata"])?;
@@ -254,7 +254,7 @@ impl WebhooksApi {
         id: Path<String>,
     ) -> Result<Gone> {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let answer = self.0.service.change(Command::DeleteWebhook { tenant, id }, key).await?;
         // Its shard may have no leader right now: what is left there expires by itself.
         if let Err(error) = self.0.service.drop_hook(id).await {
@@ -275,7 +275,7 @@ impl WebhooksApi {
         id: Path<String>,
     ) -> Result<WebhookAnswer> {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
-        let key = keyed(request, tenant, repeat::NO_BODY)?;
+        let key = keyed(request, tenant, None)?;
         let patch = WebhookPatch { active: Some(true), ..WebhookPatch::default() };
         let command = Command::UpdateWebhook { tenant, id, patch, if_match: None };
         let answer = self.0.service.change(command, key).await?;
@@ -301,7 +301,7 @@ impl WebhooksApi {
         body: MaybeChecked<RotateSecret>,
     ) -> Result<WebhookAnswer> {
         let (tenant, id) = (caller.tenant(), hook_id(&id)?);
-        let key = keyed(request, tenant, body.0.fingerprint)?;
+        let key = keyed(request, tenant, Some(&body.0.json))?;
         self.row(&caller, id).await?;
         let RotateSecret { secret, grace_period_seconds } = body.0.body;
         let secret = secret.unwrap_or_else(|| self.new_secret());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
     net::{Ipv4Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -27,21 +27,15 @@ use api::Traffic;
 use cluster::{
     RaftLedger, Settings as LedgerSettings, Storage,
     answer::PeerPort,
-    gossip::{Alive, Gossip, Member, load::Load, seal::Keyring},
-    peer::{self, book::AddressBook, client::PeerClient},
+    gossip::{Alive, seal::Keyring},
+    peer::{self},
     raft::{group::Snapshots, step},
 };
 use domain::{
     NodeId, OrgId, Rejection, cloud::Provider, directory::Command, machine::Entry, node::NodeFacts,
 };
-use poem::Server;
 use ractor::ActorRef;
-use rustls::ServerConfig;
-use tokio::{
-    net::{TcpListener, UdpSocket},
-    sync::watch,
-    task::JoinHandle,
-};
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     adapters::{
@@ -57,23 +51,21 @@ use crate::{
         local::LocalRuntime,
         logs::{Retention, SegmentLogs},
         metrics::Metrics,
-        outbound::HttpsOutbound,
-        peers::NodePeers,
         process::ProcessRuntime,
         series::SledSeries,
         snapshots::{Backups, SnapshotPort, Sources},
         source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
         tls::{Certificates, local_names},
-        view::NodeView,
     },
     bootstrap::{self, DefaultClouds, FirstSecrets},
     config::Config,
-    hex,
+    folder, hex,
     host::NodeHost,
     identity::NodeIdentity,
     keys::Keys,
     masters::{self, Masters},
+    reach::{OpenPeers, Reach, gossip, listen, open_peers},
     steward,
     tasks::Tasks,
 };
@@ -90,19 +82,8 @@ const DELIVERIES_END_WITHIN: Duration = Duration::from_secs(3);
 const ACTORS_END_WITHIN: Duration = Duration::from_secs(5);
 /// How long killed instances may take to be gone.
 const INSTANCES_END_WITHIN: Duration = Duration::from_secs(5);
-/// How long a folder may still be locked by a node that is on its way out.
-const LOCK_WAITED_FOR: Duration = Duration::from_secs(1);
 /// Moments at which groups look at their clocks, between two heartbeats.
 const STEPS_OF_A_BEAT: u32 = 5;
-/// Ports tried for a node that may have any.
-const PORT_TRIES: u32 = 20;
-/// Datagrams that may wait to be heard.
-const DATAGRAMS_BYTES: usize = 1 << 20;
-/// How long an idle connection stays open.
-const IDLE_CONNECTION: Duration = Duration::from_secs(120);
-/// Requests at once on one HTTP/2 connection.
-const HTTP2_STREAMS_MAX: u32 = 256;
-
 /// A running node.
 pub struct Node {
     /// Its id.
@@ -125,7 +106,7 @@ pub struct Node {
     root: ActorRef<RootMessage>,
     stop: watch::Sender<bool>,
     closed: watch::Sender<bool>,
-    door: JoinHandle<()>,
+    _door: Door,
     traffic: Arc<Traffic>,
     tasks: Tasks,
     _lock: fs::File,
@@ -199,32 +180,54 @@ pub struct Place<'a> {
 /// Starts a node on `data`, listening on `address`, for nobody but this machine; an empty folder
 /// becomes a cluster of one. It is ready on return.
 pub async fn start(data: &Path, address: SocketAddr, config: &Config) -> anyhow::Result<Node> {
-    prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
+    folder::prepare(data).with_context(|| format!("the data folder {}", data.display()))?;
     NodeIdentity::read_or_found(data, config.cluster.shards)?;
     let peers = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let (taken_out, _) = watch::channel(false);
     serve_at(Place { data, clients: address, peers, advertise: "", taken_out }, config).await
 }
 
+/// What a node has before it hears of others.
+struct Ground {
+    data: PathBuf,
+    lock: fs::File,
+    identity: NodeIdentity,
+    keys: Keys,
+    authority: Authority,
+    adapters: Adapters,
+    door: TcpListener,
+    peers: OpenPeers,
+    base_url: String,
+    tls: Certificates,
+}
+
+impl Ground {
+    async fn open(place: &Place<'_>, config: &Config) -> anyhow::Result<Self> {
+        let folder = place.data.display();
+        let program = std::env::current_exe().context("this program can't be found")?;
+        let mut identity = NodeIdentity::read(place.data)?.with_context(|| {
+            format!("{folder} belongs to no node; begin with `roost init` or `roost join`")
+        })?;
+        folder::prepare(place.data).with_context(|| format!("the data folder {folder}"))?;
+        let data = place.data.canonicalize()?;
+        let lock = folder::lock(&data)?;
+        let keys = Keys::open(&data.join("keys"))?;
+        let authority = Authority::open(&data.join("keys"))?;
+        let adapters = Adapters::open(&data, &identity, config, &program).await?;
+        let door = listen(place.clients, "--port").await?;
+        let peers = open_peers(&data, &mut identity, place, &authority).await?;
+        let host = identity.peer_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+        let base_url = public_url(config, door.local_addr()?, host);
+        let tls = Certificates::open(&data.join("tls"), &front_names(host, config), &authority)?;
+        Ok(Self { data, lock, identity, keys, authority, adapters, door, peers, base_url, tls })
+    }
+}
+
 /// Starts the node that `data` belongs to. It is ready on return.
 pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node> {
-    let program = std::env::current_exe().context("this program can't be found")?;
-    let mut identity = NodeIdentity::read(place.data)?.with_context(|| {
-        let folder = place.data.display();
-        format!("{folder} belongs to no node; begin with `roost init` or `roost join`")
-    })?;
-    prepare(place.data).with_context(|| format!("the data folder {}", place.data.display()))?;
-    let data = place.data.canonicalize()?;
-    let lock = lock_folder(&data)?;
-    let keys = Keys::open(&data.join("keys"))?;
-    let authority = Authority::open(&data.join("keys"))?;
-    let adapters = Adapters::open(&data, &identity, config, &program).await?;
-    let door = listen(place.clients, "--port").await?;
-    let peers = open_peers(&data, &mut identity, &place, &authority).await?;
-    let host = identity.peer_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
-    let base_url = public_url(config, door.local_addr()?, host);
-    let certificates =
-        Certificates::open(&data.join("tls"), &front_names(host, config), &authority)?;
+    let Ground { data, lock, mut identity, keys, authority, adapters, door, peers, base_url, tls } =
+        Ground::open(&place, config).await?;
+    let ca_cert = tls.authority.clone();
     let watch = Watch::new(config.actors().builds);
     let ledger = open_ledger(&data, &mut identity, config, &watch, &peers).await?;
     let port = PeerPort::new(Arc::clone(&ledger));
@@ -294,14 +297,16 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     if let Err(error) = steward::make_signing_key(&world).await {
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
-    let settings = interface(config, &keys, base_url)?;
-    let served = Arc::clone(&traffic);
-    let open =
-        open_door(served, &world, settings, door, certificates.server_config()?, stop, stopped);
+    let settings = interface(config, &keys, base_url.clone())?;
+    let service = Service { world: Arc::clone(&world) };
+    let shared = Arc::new(api::Shared::new(service, settings, Arc::clone(&traffic)));
+    let (routes, tls) = (api::routes(&shared), tls.server_config()?);
+    let (door, accepting) = Door::open(door, tls, Arc::clone(&world), routes, stopped)?;
+    tasks.spawn("the front door", accepting);
     Ok(Node {
         node_id: identity.node_id,
-        base_url: open.base_url,
-        ca_cert: certificates.authority,
+        base_url,
+        ca_cert,
         org_id: first_organization(&world)?,
         data,
         secrets,
@@ -310,9 +315,9 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         runtime,
         ledger,
         root,
-        stop: open.stop,
+        stop,
         closed,
-        door: open.task,
+        _door: door,
         traffic,
         tasks,
         _lock: lock,
@@ -323,39 +328,6 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
 fn front_names(host: &str, config: &Config) -> Vec<String> {
     let own = local_names().into_iter().chain([host.trim_matches(['[', ']']).to_owned()]);
     own.chain(config.http.names.clone()).collect()
-}
-
-/// The way to others: nodes, the cluster as a whole, the world outside.
-struct Reach {
-    peers: Arc<NodePeers>,
-    view: Arc<NodeView>,
-    outbound: Arc<HttpsOutbound>,
-}
-
-impl Reach {
-    fn new(
-        client: Arc<PeerClient>,
-        ledger: &Arc<RaftLedger>,
-        alive: &Arc<Alive>,
-        authority: &Authority,
-        config: &Config,
-    ) -> anyhow::Result<Self> {
-        let (bundle, own) = (config.outbound_bundle(), Some(Arc::clone(ledger)));
-        let outbound = HttpsOutbound::new(config.outbound_allowed()?, bundle.as_deref(), own)?;
-        Ok(Self {
-            peers: Arc::new(NodePeers {
-                client,
-                ledger: Arc::clone(ledger),
-                alive: Arc::clone(alive),
-            }),
-            view: Arc::new(NodeView {
-                ledger: Arc::clone(ledger),
-                alive: Arc::clone(alive),
-                authority: authority.clone(),
-            }),
-            outbound: Arc::new(outbound),
-        })
-    }
 }
 
 /// Who looks after the node for as long as it runs.
@@ -390,121 +362,6 @@ impl Keepers<'_> {
         tasks.spawn("calls in flight", Arc::clone(world).tend_flights());
         tasks.spawn("the relay", Arc::clone(world).relay());
     }
-}
-
-async fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| {
-        format!("the address {address} is taken; choose another port with {option}, or 0 for any")
-    })
-}
-
-/// The peer port, open, and the way to others.
-struct OpenPeers {
-    listener: TcpListener,
-    socket: UdpSocket,
-    tls: Arc<ServerConfig>,
-    client: Arc<PeerClient>,
-}
-
-/// Opens the peer port where this node was reached before, if it may choose.
-async fn open_peers(
-    data: &Path,
-    identity: &mut NodeIdentity,
-    place: &Place<'_>,
-    authority: &Authority,
-) -> anyhow::Result<OpenPeers> {
-    let before = identity.peer_address.rsplit(':').next().and_then(|port| port.parse().ok());
-    let mut address = place.peers;
-    if address.port() == 0 {
-        address.set_port(before.unwrap_or(0));
-    }
-    let (listener, socket) = listen_to_peers(address).await?;
-    let bound = listener.local_addr()?;
-    let advertised = match place.advertise {
-        "" if bound.ip().is_unspecified() => format!("{}:{}", outbound_address(), bound.port()),
-        "" => bound.to_string(),
-        told => told.to_owned(),
-    };
-    if identity.peer_address != advertised {
-        identity.peer_address = advertised;
-        identity.write(data)?;
-    }
-    let book = Arc::new(AddressBook::default());
-    identity.seeds.iter().for_each(|(raft_id, address)| book.put(*raft_id, address));
-    let own = authority.peer_identity(&data.join("keys"), identity.raft_id)?;
-    let client = PeerClient::new(own.client()?, identity.raft_id, book);
-    Ok(OpenPeers { listener, socket, tls: own.server()?, client })
-}
-
-/// The same port for calls and for gossip.
-async fn listen_to_peers(address: SocketAddr) -> anyhow::Result<(TcpListener, UdpSocket)> {
-    let mut tries = 0;
-    loop {
-        let listener = listen(address, "--peer").await?;
-        let port = listener.local_addr()?.port();
-        match UdpSocket::bind(SocketAddr::new(address.ip(), port)).await {
-            Ok(socket) => {
-                // The kernel gives as much of it as the machine allows.
-                let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, DATAGRAMS_BYTES);
-                return Ok((listener, socket));
-            }
-            // Somebody else has that port for datagrams: any other will do.
-            Err(_) if address.port() == 0 && tries < PORT_TRIES => tries += 1,
-            Err(error) => {
-                return Err(error).with_context(|| format!("UDP port {port} is taken"));
-            }
-        }
-    }
-}
-
-async fn gossip(
-    socket: UdpSocket,
-    identity: &NodeIdentity,
-    keyring: &Arc<Keyring>,
-    ledger: &Arc<RaftLedger>,
-    alive: &Arc<Alive>,
-    watch: &Arc<Watch>,
-    ready: &Arc<AtomicBool>,
-) -> anyhow::Result<Gossip> {
-    let address = tokio::net::lookup_host(&identity.peer_address).await.ok();
-    let address = address.and_then(|mut found| found.next()).with_context(|| {
-        format!("cluster.advertise: {} leads nowhere; use host:port", identity.peer_address)
-    })?;
-    let life = SystemClock.now().millis();
-    let me = Member { raft_id: identity.raft_id, address, life };
-    let (known, seeds) = (Arc::clone(ledger), identity.seeds.clone());
-    let members = move || {
-        let directory = known.directory().read();
-        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
-        let address =
-            |node: &domain::node::Node| (node.facts.raft_id, node.facts.peer_address.clone());
-        let members: Vec<_> = members.map(|(_, node)| address(node)).collect();
-        if members.is_empty() { seeds.clone() } else { members }
-    };
-    let (watch, ready) = (Arc::clone(watch), Arc::clone(ready));
-    let load = move || Load {
-        at: SystemClock.now().millis(),
-        instances: u32::try_from(watch.instances.handles().len()).unwrap_or(u32::MAX),
-        ready: ready.load(Relaxed),
-        ..Load::default()
-    };
-    Ok(Gossip {
-        socket,
-        me,
-        keyring: Arc::clone(keyring),
-        alive: Arc::clone(alive),
-        members: Arc::new(members),
-        load: Box::new(load),
-    })
-}
-
-/// The address that this machine would send from; nothing is sent.
-fn outbound_address() -> std::net::IpAddr {
-    let asked = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
-        socket.connect("192.0.2.1:9")?;
-        socket.local_addr()
-    });
-    asked.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
 }
 
 /// What this node tells the cluster of itself.
@@ -623,68 +480,6 @@ fn interface(config: &Config, keys: &Keys, base_url: String) -> anyhow::Result<a
     })
 }
 
-/// The front door, open.
-struct OpenDoor {
-    base_url: String,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
-}
-
-fn open_door(
-    traffic: Arc<Traffic>,
-    world: &Arc<World>,
-    settings: api::Settings,
-    listener: TcpListener,
-    certificate: Arc<ServerConfig>,
-    stop: watch::Sender<bool>,
-    stopped: watch::Receiver<bool>,
-) -> OpenDoor {
-    let door = Door::new(listener, certificate, Arc::clone(world));
-    let base_url = settings.public_url.clone();
-    let task = tokio::spawn(serve(traffic, world, settings, door, stopped));
-    OpenDoor { base_url, stop, task }
-}
-
-/// Makes the folder; other users may pass through it to an image, and see nothing else.
-fn prepare(data: &Path) -> io::Result<()> {
-    fs::create_dir_all(data)?;
-    fs::set_permissions(data, fs::Permissions::from_mode(0o711))?;
-    for private in ["keys", "tls", "blobs", "logs", "series", "backups"] {
-        fs::create_dir_all(data.join(private))?;
-        fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o700))?;
-    }
-    for passable in ["images", "run"] {
-        fs::create_dir_all(data.join(passable))?;
-        fs::set_permissions(data.join(passable), fs::Permissions::from_mode(0o711))?;
-    }
-    Ok(())
-}
-
-/// One node per folder: a second one is told so before it touches anything.
-pub fn lock_folder(data: &Path) -> anyhow::Result<fs::File> {
-    let file =
-        fs::OpenOptions::new().create(true).truncate(false).write(true).open(data.join("lock"))?;
-    let until = std::time::Instant::now() + LOCK_WAITED_FOR;
-    loop {
-        let locked = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-        match locked {
-            Ok(()) => return Ok(file),
-            // One that was just killed may take a moment to be gone.
-            Err(_) if std::time::Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(error) => {
-                return Err(error).with_context(|| {
-                    format!(
-                        "another node is using {}; stop it, or choose another --data",
-                        data.display()
-                    )
-                });
-            }
-        }
-    }
-}
-
 async fn open_ledger(
     data: &Path,
     identity: &mut NodeIdentity,
@@ -758,31 +553,6 @@ fn public_url(config: &Config, address: SocketAddr, advertised: &str) -> String 
     }
 }
 
-fn serve(
-    traffic: Arc<Traffic>,
-    world: &Arc<World>,
-    settings: api::Settings,
-    door: Door,
-    mut stopped: watch::Receiver<bool>,
-) -> impl Future<Output = ()> + use<> {
-    let service = Service { world: Arc::clone(world) };
-    let shared = Arc::new(api::Shared::new(service, settings, traffic));
-    let routes = api::routes(&shared);
-    async move {
-        let until = async move {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        };
-        let server = Server::new(door)
-            .idle_timeout(IDLE_CONNECTION)
-            .http2_max_concurrent_streams(Some(HTTP2_STREAMS_MAX));
-        let served =
-            server.run_with_graceful_shutdown(routes, until, Some(REQUESTS_END_WITHIN)).await;
-        if let Err(error) = served {
-            tracing::error!(%error, "the front door has closed");
-        }
-    }
-}
-
 /// Keeps an eye on the engine and removes containers that nobody wants.
 async fn tend(runtime: Arc<LocalRuntime>, ledger: Arc<RaftLedger>) {
     loop {
@@ -826,14 +596,14 @@ impl Node {
     /// that are under way are taken up again, or end as lost, when the node comes back: exactly as
     /// after a crash.
     pub async fn stop(mut self) {
-        // Gossip says goodbye first, so that nothing is handed back.
+        self.world.watch.instances.end_with_the_node();
+        // Gossip says goodbye before all else, so that nothing is handed back.
         let _ = self.stop.send(true);
         self.ledger.hand_over_all().await;
         self.world.routes.close();
         if tokio::time::timeout(REQUESTS_END_WITHIN, self.requests_are_served()).await.is_err() {
             tracing::warn!("some requests were cut off");
         }
-        self.door.abort();
         // No actor may start an instance or write down an end from here on.
         let _ = self.root.stop_and_wait(None, Some(ACTORS_END_WITHIN)).await;
         self.deliveries_end().await;

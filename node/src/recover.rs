@@ -33,8 +33,8 @@ use domain::{
 
 use crate::{
     adapters::{authority::Authority, system::SystemClock},
-    assembly::lock_folder,
     cli::say,
+    folder,
     identity::NodeIdentity,
 };
 
@@ -68,7 +68,7 @@ impl Folder {
         let identity = NodeIdentity::read(data)?
             .with_context(|| format!("{shown} belongs to no node; name its folder with --data"))?;
         ensure!(identity.has_log, "the node of {shown} never ran; there is nothing to recover");
-        let lock = lock_folder(data)?;
+        let lock = folder::lock(data)?;
         let files = Files::open(data).with_context(|| format!("the logs of {shown}"))?;
         Ok(Self { identity, files, _lock: lock })
     }

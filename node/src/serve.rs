@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use crate::{
     assembly::{self, Node, Place},
     bootstrap::{FirstSecrets, OWNER_EMAIL},
-    cli::{print, say, until_stopped},
+    cli::{begin_again, print, say, until_stopped},
     config::Config,
+    folder,
     host::Operation,
     identity::NodeIdentity,
     join::{self, Token},
@@ -141,7 +142,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
             stopped = until_stopped() => return stopped.map(|()| ExitCode::SUCCESS),
         };
         if begun == muster::Begun::Founded {
-            return Err(begin_again());
+            return Err(begin_again([]).into());
         }
     }
     let listening = |given: Option<SocketAddr>, setting: &str, name: &str| match given {
@@ -189,16 +190,6 @@ fn taken_out_of(data: &Path) -> ExitCode {
     ExitCode::from(TAKEN_OUT)
 }
 
-/// Becomes the same command anew; returns only if that fails.
-fn begin_again() -> anyhow::Error {
-    use std::os::unix::process::CommandExt as _;
-    match std::env::current_exe() {
-        Ok(program) => std::process::Command::new(program).args(std::env::args_os().skip(1)).exec(),
-        Err(error) => error,
-    }
-    .into()
-}
-
 /// A node, for programs.
 pub fn line(node: &Node) -> serde_json::Value {
     json!({
@@ -244,7 +235,7 @@ pub struct Rejoin {
 /// Makes the node of a folder anew from its peers.
 pub async fn rejoin(arguments: Rejoin, config: Config) -> anyhow::Result<ExitCode> {
     let data = &arguments.folder.data;
-    let lock = assembly::lock_folder(data)?;
+    let lock = folder::lock(data)?;
     let aside = join::rejoin(data, &arguments.address, untold(&config)).await?;
     drop(lock);
     say(&format!(

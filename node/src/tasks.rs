@@ -8,6 +8,13 @@ use cluster::raft::fatal;
 use futures::FutureExt as _;
 use tokio::task::JoinSet;
 
+/// Carries out what the node can't be without: a panic in it ends the process.
+pub async fn vital(what: &'static str, task: impl Future<Output = ()>) {
+    if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+        fatal(what, &"a task that the node can't be without has panicked");
+    }
+}
+
 /// Tasks that a node can't be without.
 #[derive(Default)]
 pub struct Tasks(JoinSet<()>);
@@ -15,11 +22,7 @@ pub struct Tasks(JoinSet<()>);
 impl Tasks {
     /// Begins one. It may end by itself, and it ends with the node.
     pub fn spawn(&mut self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.spawn(async move {
-            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
-                fatal(what, &"a task that the node can't be without has panicked");
-            }
-        });
+        self.0.spawn(vital(what, task));
     }
 
     /// Ends all.

@@ -1,6 +1,10 @@
 //! The binary as a program: what it prints, what it refuses, and how it ends.
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Command, Output, Stdio},
+};
 
 fn roost(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roost"));
@@ -75,4 +79,28 @@ fn the_settings_file_that_is_shipped_has_every_setting_with_its_default() {
         assert_eq!(setting, same, "deploy/roost.toml has another value");
         assert!(origin.ends_with("roost.toml"), "deploy/roost.toml lacks {setting}");
     }
+}
+
+#[test]
+fn a_node_keeps_no_memory_that_it_does_not_use_for_long() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let begun_with = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roost"));
+        command.args(["dev", "--json", "--port", "0", "--data"]).arg(folder.path());
+        command.env_remove("MIMALLOC_PURGE_DELAY").envs(variables.iter().copied());
+        let mut node = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let output = node.stdout.take().expect("its output is ours");
+        BufReader::new(output).read_line(&mut String::new()).expect("it says that it is ready");
+        let environment = fs::read(format!("/proc/{}/environ", node.id())).expect("it runs");
+        node.kill().expect("it runs");
+        node.wait().expect("it ends");
+        said(&environment).split('\0').find(|one| one.starts_with("MIMALLOC")).map(str::to_owned)
+    };
+    assert_eq!(begun_with(&[]).as_deref(), Some("MIMALLOC_PURGE_DELAY=10"));
+    let own = [("MIMALLOC_PURGE_DELAY", "500")];
+    assert_eq!(
+        begun_with(&own).as_deref(),
+        Some("MIMALLOC_PURGE_DELAY=500"),
+        "as the operator says"
+    );
 }

@@ -199,7 +199,7 @@ impl Cluster {
     /// Waits until a node's process has ended by itself.
     pub async fn ends(&self, node: usize) {
         let pid = self.nodes[node].pid;
-        eventually("the process ends by itself", Duration::from_secs(30), async || {
+        eventually("the process ends by itself", async || {
             if is_gone(pid) { Ok(()) } else { Err("it goes on".to_owned()) }
         })
         .await;

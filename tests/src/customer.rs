@@ -270,8 +270,20 @@ impl Customer {
     }
 }
 
+/// How long a test waits for what is to come. Nothing is measured by it (the benches measure): it ends only
+/// a test whose wait would never end, on the slowest machine that runs the tests.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Waits until something holds; fails with what it last saw.
 pub async fn eventually<T: std::fmt::Debug>(
+    what: &str,
+    look: impl AsyncFnMut() -> Result<T, String>,
+) -> T {
+    eventually_within(what, PATIENCE, look).await
+}
+
+/// As [`eventually`], with a patience of its own.
+pub async fn eventually_within<T: std::fmt::Debug>(
     what: &str,
     within: Duration,
     mut look: impl AsyncFnMut() -> Result<T, String>,

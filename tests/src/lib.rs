@@ -15,7 +15,7 @@ pub mod schema;
 pub mod source;
 
 pub use cluster::{Cluster, Member};
-pub use customer::{Answer, Customer, eventually};
+pub use customer::{Answer, Customer, eventually, eventually_within};
 pub use names::{Answers, NameServer};
 pub use network::{NAME_SERVER, Network, Setup};
 pub use node::Node;

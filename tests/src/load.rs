@@ -28,6 +28,14 @@ impl Measured {
         Self { rate, times }
     }
 
+    /// Several, as if they were one.
+    pub fn together(all: Vec<Self>) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a duration")]
+        let took = all.iter().map(|one| one.times.len() as f64 / one.rate).sum();
+        let times = all.into_iter().flat_map(|one| one.times).collect();
+        Self::of(times, Duration::from_secs_f64(took))
+    }
+
     /// The time that this share of the calls, in percent, did not exceed.
     pub fn quantile(&self, percent: usize) -> u128 {
         self.times.get(self.times.len() * percent / 100).copied().unwrap_or_default()

@@ -188,7 +188,7 @@ impl Receiver {
     /// What came to a path, once there are so many.
     pub async fn wait_for(&self, path: &str, count: usize) -> Vec<Got> {
         let what = format!("{count} deliveries to {path}");
-        eventually(&what, Duration::from_secs(30), async || {
+        eventually(&what, async || {
             let got: Vec<_> = self.got().into_iter().filter(|got| got.path == path).collect();
             match got.len() >= count {
                 true => Ok(got),

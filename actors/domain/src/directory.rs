@@ -17,6 +17,7 @@ use crate::{
         SIGNING_KEYS_KEPT, Scopes, SigningKey, Tenant, Used, User, UserPatch,
     },
     agent::{Agent, AgentPatch, Desired, lifecycle, rollout},
+    audit::Audited,
     autopilot::Autopilot,
     cloud::{self, Cloud, CloudPatch},
     data_key::{self, DataKey, MasterKeyId},
@@ -779,6 +780,11 @@ impl Machine for Directory {
 
     fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
+    }
+
+    /// On its way to the log of its organization.
+    fn audited(&mut self, row: &Audited) {
+        self.outbox.push_audited(row);
     }
 
     fn keys(&mut self) -> &mut Keys {

@@ -78,6 +78,8 @@ pub trait Machine: Default + Send + Sync + 'static {
     fn happenings(&self, event: &Self::Event) -> Vec<Happening>;
     /// What waits to be told.
     fn outbox(&mut self) -> &mut Outbox;
+    /// Keeps the row of a change that was granted.
+    fn audited(&mut self, row: &Audited);
     /// The rows of idempotency keys.
     fn keys(&mut self) -> &mut Keys;
     /// All tables, for the writer and for snapshots.
@@ -107,7 +109,7 @@ pub fn apply<M: Machine>(
                 told.into_iter().for_each(|one| machine.outbox().push(one, entry.at));
             }
             if let Some(row) = &entry.audit {
-                machine.outbox().push_audited(row);
+                machine.audited(row);
             }
             (Ok(machine.reply(&entry.command)), events)
         }

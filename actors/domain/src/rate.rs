@@ -1,9 +1,10 @@
 //! Rate limits: how many calls an organization has left, whichever nodes it calls.
 //!
 //! The organization's shard lends small batches of calls to nodes. A batch counts as used from the
-//! moment it is lent until its node tells what became of it, or its time is over; so all nodes
-//! together never allow more than the tier, also after a change of leader, since every batch is in
-//! the log. The minute is sixty buckets of a second each; the day is the calendar's, in UTC.
+//! moment it is lent until its node tells what became of it, be it late; so all nodes together never
+//! allow more than the tier, also after a change of leader, since every batch is in the log. A node
+//! whose answer was lost is lent the same batch again. The minute is sixty buckets of a second each; the
+//! day is the calendar's, in UTC.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -79,16 +80,15 @@ pub struct Grant {
 }
 
 impl Usage {
-    /// As of `at`: what is over is forgotten, batches past their time count as spent at its end.
+    /// As of `at`: what is over is forgotten. A batch that nobody has told of counts as spent at the end of
+    /// its time, so it is over a minute later.
     fn tidy(&mut self, at: Timestamp) {
-        let over: Vec<NodeId> =
-            self.lent.iter().filter(|(_, lent)| lent.until <= at).map(|(node, _)| *node).collect();
-        for node in over {
-            if let Some(lent) = self.lent.remove(&node) {
-                self.count(lent.until.seconds(), lent.calls);
-            }
-        }
         let now = at.seconds();
+        let is_over = |lent: &Lent| lent.until.seconds() + SECONDS <= now;
+        let over = self.lent.iter().filter(|(_, lent)| is_over(lent)).map(|(node, _)| *node);
+        for node in over.collect::<Vec<_>>() {
+            self.count_as_spent(node);
+        }
         self.seconds.retain(|second, _| *second + SECONDS > now);
         if self.day < now / DAY_SECONDS {
             (self.day, self.today) = (now / DAY_SECONDS, 0);
@@ -104,6 +104,12 @@ impl Usage {
             std::cmp::Ordering::Less => {}
             std::cmp::Ordering::Equal => self.today += calls,
             std::cmp::Ordering::Greater => (self.day, self.today) = (second / DAY_SECONDS, calls),
+        }
+    }
+
+    fn count_as_spent(&mut self, node: NodeId) {
+        if let Some(lent) = self.lent.remove(&node) {
+            self.count(lent.until.seconds(), lent.calls);
         }
     }
 
@@ -144,17 +150,45 @@ impl Usage {
         self.lent.insert(node, lent);
     }
 
+    /// Whether a node that tells this has not heard of what it was lent last, or its question comes late.
+    fn is_unheard(&self, node: NodeId, spent: Option<&Spent>, at: Timestamp) -> bool {
+        let (Some(lent), Some(spent)) = (self.lent.get(&node), spent) else { return false };
+        spent.number < lent.number && lent.calls > 0 && at < lent.until
+    }
+
+    /// A node asks for calls, and tells what it spent of the last ones it knows of.
+    fn ask(
+        &mut self,
+        node: NodeId,
+        (wanted, allowance): (u64, Allowance),
+        spent: Option<&Spent>,
+        at: Timestamp,
+    ) {
+        // First of all: a clock that runs behind must not count twice what is counted already.
+        if let Some(spent) = spent {
+            self.settle(node, spent);
+        }
+        self.tidy(at);
+        if wanted > 0 && !self.is_unheard(node, spent, at) {
+            self.count_as_spent(node);
+            self.lend(node, wanted, allowance, at);
+        }
+    }
+
     /// What to tell a node that was lent something.
     pub fn grant(&self, node: NodeId, allowance: Allowance, at: Timestamp) -> Option<Grant> {
         let lent = self.lent.get(&node)?.clone();
         let now = at.seconds();
-        let oldest = self.seconds.keys().next().copied().unwrap_or(now);
+        let untold = self.lent.values().filter(|lent| lent.calls > 0);
+        let used = self.seconds.keys().copied().chain(untold.map(|lent| lent.until.seconds()));
+        let oldest = used.min().unwrap_or(now).min(now);
+        let others = self.lent.iter().filter(|(other, lent)| **other != node && at < lent.until);
         Some(Grant {
             minute_left: self.minute_left(allowance),
             minute_reset: oldest.max(now.saturating_sub(SECONDS - 1)) + SECONDS,
             day_left: self.day_left(allowance),
             day_reset: (now / DAY_SECONDS + 1) * DAY_SECONDS,
-            held_elsewhere: self.held() - lent.calls,
+            held_elsewhere: others.map(|(_, lent)| lent.calls).sum(),
             lent,
         })
     }
@@ -171,17 +205,7 @@ pub(crate) fn lend(
 ) -> Result<Vec<ShardEvent>, Rejection> {
     let row = state.usage.get(&key(tenant));
     let mut usage = row.map(|row| Usage::clone(&row)).unwrap_or_default();
-    // A clock that runs behind must not count twice what is counted already.
-    if let Some(spent) = spent {
-        usage.settle(node, spent);
-    }
-    usage.tidy(at);
-    if wanted > 0 {
-        if let Some(unsettled) = usage.lent.remove(&node) {
-            usage.count(at.seconds(), unsettled.calls);
-        }
-        usage.lend(node, wanted, allowance, at);
-    }
+    usage.ask(node, (wanted, allowance), spent, at);
     Ok(vec![ShardEvent::UsagePut { tenant, usage }])
 }
 
@@ -225,33 +249,92 @@ mod tests {
         assert_eq!(usage.day_left(LIMIT), Some(100));
     }
 
+    /// A node as the limiter plays it: what it was lent last of all that it has heard of.
+    #[derive(Default)]
+    struct Borrower {
+        lent: Option<Lent>,
+        spent: BTreeMap<u64, u64>,
+        is_settled: bool,
+    }
+
+    impl Borrower {
+        fn spend(&mut self, wanted: u64, now: u64) -> u64 {
+            let Some(lent) = self.lent.as_ref().filter(|_| !self.is_settled) else { return 0 };
+            let already: u64 = self.spent.values().sum();
+            let can = if at(now) < lent.until { lent.calls - already } else { 0 };
+            *self.spent.entry(at(now).seconds()).or_default() += wanted.min(can);
+            wanted.min(can)
+        }
+
+        /// Nothing of what it tells of is spent from now on.
+        fn tell(&mut self) -> Option<Spent> {
+            self.is_settled = true;
+            let by_second = self.spent.clone();
+            self.lent.as_ref().map(|lent| Spent { number: lent.number, by_second })
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_lost_or_a_node_that_tells_late_costs_no_calls() {
+        let (mut usage, mut first) = (Usage::default(), Borrower::default());
+        usage.ask(node(1), (20, LIMIT), None, at(0));
+        first.lent = usage.lent.get(&node(1)).cloned();
+        assert_eq!(first.spend(5, 100), 5);
+        let told = first.tell();
+        usage.ask(node(1), (30, LIMIT), told.as_ref(), at(200));
+        let unheard = usage.lent[&node(1)].clone();
+        usage.ask(node(1), (30, LIMIT), told.as_ref(), at(400));
+        assert_eq!((&usage.lent[&node(1)], usage.minute_left(LIMIT)), (&unheard, 25));
+        // It spends nothing of it, and says so long after its time.
+        let nothing = Spent { number: unheard.number, by_second: BTreeMap::new() };
+        usage.ask(node(2), (1, LIMIT), None, at(9_000));
+        let grant = usage.grant(node(2), LIMIT, at(9_000)).expect("it was lent a call");
+        assert_eq!((grant.minute_left, grant.held_elsewhere), (24, 0), "nobody waits for it");
+        usage.ask(node(1), (0, LIMIT), Some(&nothing), at(9_500));
+        assert_eq!(usage.minute_left(LIMIT), 54);
+    }
+
+    #[test]
+    fn what_a_node_that_began_anew_was_lent_counts_as_spent() {
+        let mut usage = Usage::default();
+        usage.ask(node(1), (20, LIMIT), None, at(0));
+        usage.ask(node(1), (20, LIMIT), None, at(500));
+        assert_eq!(usage.minute_left(LIMIT), 20);
+        usage.ask(node(1), (0, LIMIT), None, at(63_000));
+        assert_eq!((usage.minute_left(LIMIT), usage.day_left(LIMIT)), (60, Some(60)));
+    }
+
     proptest! {
-        /// Three nodes that spend what they hold, settle late or never, over two minutes: no minute
-        /// sees more than the limit.
+        /// Three nodes that spend what they hold, tell of it late or never, lose answers, begin anew, and whose
+        /// questions arrive a second time after others, over two minutes: no minute sees more than the limit.
         #[test]
         fn no_minute_has_more_than_the_limit(
-            steps in prop::collection::vec((0u8..3, 0u64..900, 1u64..40, 0u64..40, any::<bool>()), 1..200)
+            steps in prop::collection::vec(
+                (0u8..3, 0u64..900, 1u64..40, 0u64..40, any::<bool>(), 0u8..10), 1..200)
         ) {
             let allowance = Allowance { per_minute: 60, per_day: None };
             let (mut usage, mut now) = (Usage::default(), 0);
-            let mut held: BTreeMap<u8, (Lent, BTreeMap<u64, u64>)> = BTreeMap::new();
+            let mut nodes: BTreeMap<u8, Borrower> = BTreeMap::new();
+            let mut earlier: BTreeMap<u8, Spent> = BTreeMap::new();
             let mut calls: Vec<u64> = vec![];
-            for (who, pause, wanted, spend, settles) in steps {
+            for (who, pause, wanted, spend, tells, fate) in steps {
                 now += pause;
-                if let Some((lent, spent)) = held.get_mut(&who) {
-                    let already: u64 = spent.values().sum();
-                    let can = if at(now) < lent.until { lent.calls - already } else { 0 };
-                    let count = spend.min(can);
-                    *spent.entry(at(now).seconds()).or_default() += count;
-                    calls.extend((0..count).map(|_| now));
+                let one = nodes.entry(who).or_default();
+                calls.extend((0..one.spend(spend, now)).map(|_| now));
+                if fate == 0 {
+                    *one = Borrower::default();
                 }
-                if settles {
-                    if let Some((lent, by_second)) = held.remove(&who) {
-                        usage.settle(node(who), &Spent { number: lent.number, by_second });
+                if fate == 1 && let Some(late) = earlier.get(&who) {
+                    usage.ask(node(who), (wanted, allowance), Some(late), at(now));
+                }
+                if tells {
+                    let told = one.tell();
+                    usage.ask(node(who), (wanted, allowance), told.as_ref(), at(now));
+                    if fate > 3 {
+                        let lent = usage.lent.get(&node(who)).cloned();
+                        *one = Borrower { lent, ..Borrower::default() };
                     }
-                    usage.tidy(at(now));
-                    usage.lend(node(who), wanted, allowance, at(now));
-                    held.insert(who, (usage.lent[&node(who)].clone(), BTreeMap::new()));
+                    earlier.extend(told.map(|told| (who, told)));
                 }
             }
             for first in &calls {

@@ -235,6 +235,45 @@ fn a_code_is_good_once_and_its_second_use_ends_what_came_of_it() {
 }
 
 #[test]
+fn who_logs_in_too_often_loses_the_oldest_session_of_that_kind() {
+    let mut state = Shard::default();
+    let open = |state: &mut Shard, session: Session| {
+        play(state, S::OpenSession(Box::new(session)), 0).expect("opened");
+    };
+    let other = |session: Session| Session { user: Some(UserId(99)), ..session };
+    open(&mut state, other(Session { id: SessionId(1), ..session() }));
+    for id in 2..=101 {
+        open(&mut state, Session { id: SessionId(id), ..session() });
+    }
+    assert!(state.session(SessionId(2), at(1)).is_some(), "a hundred are not too many");
+    // As after a snapshot.
+    state.reindex();
+    open(&mut state, Session { id: SessionId(102), ..session() });
+    assert!(state.session(SessionId(2), at(1)).is_none(), "the oldest");
+    play(&mut state, S::CloseSession { id: SessionId(50) }, 1).expect("closed");
+    open(&mut state, Session { id: SessionId(103), ..session() });
+    assert!(state.session(SessionId(3), at(1)).is_some(), "there was room again");
+    assert!(state.session(SessionId(1), at(1)).is_some(), "somebody else's");
+}
+
+#[test]
+fn a_login_and_its_row_are_one_change() {
+    let mut state = Shard::default();
+    let open = entry(S::OpenSession(Box::new(session())), 0);
+    let login = Entry { audit: Some(Box::new(audited(1))), ..open };
+    for _ in 0..2 {
+        apply(&mut state, &login).0.result.expect("logged in");
+        let written: Vec<_> = state.audit.rows().map(|(_, row)| row.id).collect();
+        assert_eq!(written, [AuditId(1)], "once, though the change comes twice");
+    }
+    assert!(state.session(SESSION, at(1)).is_some());
+    let unknown = S::RefreshSession { id: SessionId(8), generation: 1, client: String::new() };
+    let refused = Entry { audit: Some(Box::new(audited(2))), ..entry(unknown, 1) };
+    apply(&mut state, &refused).0.result.expect_err("there is no such session");
+    assert_eq!(state.audit.rows().count(), 1, "what was refused has no row that it succeeded");
+}
+
+#[test]
 fn wrong_passwords_pause_guessing_until_the_window_has_moved_on() {
     let (mut state, guess) = (Shard::default(), [7; 32]);
     let wrong = || S::NoteLogin { guess, org: None, is_right: false };

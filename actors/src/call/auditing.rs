@@ -1,6 +1,6 @@
 //! The audit log of changes: a call's row travels in the very entry that makes the change, so neither is
 //! ever without the other, and the answer waits for one entry instead of two. From the directory's outbox
-//! rows go to the log of their organization.
+//! rows go to the log of their organization. A login is written where that log is, so its row is there at once.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -16,7 +16,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 tokio::task_local! {
     static OF_THIS_CALL: RefCell<Option<Box<Audited>>>;
-    static WHOSE: RefCell<Option<Whose>>;
+    static OF_STRANGER: RefCell<Option<Stranger>>;
+}
+
+/// What is known of a call that came without credentials.
+enum Stranger {
+    /// How its row is made, and whose it is, once that is found out.
+    Heard { make: Box<dyn FnOnce(Whose) -> Audited + Send>, whose: Option<Whose> },
+    /// Its row, which went with a change that did not come to pass.
+    Told(Box<Audited>),
+}
+
+impl Stranger {
+    fn row(self) -> Option<Box<Audited>> {
+        match self {
+            Self::Heard { make, whose } => Some(Box::new(make(whose?))),
+            Self::Told(row) => Some(row),
+        }
+    }
 }
 
 /// Into whose log the call of somebody without credentials belongs, and who it turned out to be.
@@ -49,18 +66,37 @@ impl Whose {
     }
 }
 
-/// Carries out a call of somebody without credentials; gives what was found out about them.
-pub async fn of_stranger<F: Future>(call: F) -> (F::Output, Option<Whose>) {
+/// Carries out a call of somebody without credentials. `make` makes its row, once it is known whose it is; gives
+/// that row unless it went with a change, or nobody found out.
+pub async fn of_stranger<F: Future>(
+    make: impl FnOnce(Whose) -> Audited + Send + 'static,
+    call: F,
+) -> (F::Output, Option<Audited>) {
     let carried = async {
         let output = call.await;
-        (output, WHOSE.with(RefCell::take))
+        (output, take_of_stranger().map(|row| *row))
     };
-    WHOSE.scope(RefCell::new(None), carried).await
+    let heard = Stranger::Heard { make: Box::new(make), whose: None };
+    OF_STRANGER.scope(RefCell::new(Some(heard)), carried).await
 }
 
 /// Says whose this call is, if it came without credentials.
 pub fn belongs_to(whose: Whose) {
-    let _ = WHOSE.try_with(|known| *known.borrow_mut() = Some(whose));
+    let _ = OF_STRANGER.try_with(|known| {
+        if let Some(Stranger::Heard { whose: known, .. }) = known.borrow_mut().as_mut() {
+            *known = Some(whose);
+        }
+    });
+}
+
+/// The row of this call, if it came without credentials and no change has it already.
+pub(super) fn take_of_stranger() -> Option<Box<Audited>> {
+    OF_STRANGER.try_with(RefCell::take).ok().flatten().and_then(Stranger::row)
+}
+
+/// A row of such a call whose change did not come to pass.
+pub(super) fn put_back_of_stranger(row: Option<Box<Audited>>) {
+    let _ = OF_STRANGER.try_with(|known| *known.borrow_mut() = row.map(Stranger::Told));
 }
 
 /// Carries a call out whose change is to be audited; gives the row back unless it went with the change.

@@ -6,10 +6,11 @@ use domain::{
     account::{Code, Redemption, Session},
     audit::Audited,
     directory,
+    machine::Entry,
     shard::{Command, Reply},
 };
 
-use super::{Records, RecordsWanted, Service, ServiceError};
+use super::{Records, RecordsWanted, Service, ServiceError, auditing};
 
 impl Service {
     /// The shard of an organization.
@@ -18,14 +19,31 @@ impl Service {
     }
 
     async fn at_home(&self, org: OrgId, command: Command) -> Result<Reply, ServiceError> {
-        let answer = self.world.ask_shard(self.home_of(org), command, None, None).await?;
+        self.at_home_audited(org, command, None).await
+    }
+
+    /// A change where the organization's log is, with its row of that log.
+    async fn at_home_audited(
+        &self,
+        org: OrgId,
+        command: Command,
+        audit: Option<Box<Audited>>,
+    ) -> Result<Reply, ServiceError> {
+        let entry = Entry { audit, ..Entry::new(self.world.now(), command) };
+        let answer = self.world.ports.ledger.change_shard(self.home_of(org), entry).await?;
         Ok(answer.result?)
     }
 
-    /// Opens a session.
+    /// Opens a session. The row of the login goes with it, if there is one.
     pub async fn open_session(&self, session: Session) -> Result<(), ServiceError> {
-        let org = session.tenant.org;
-        self.at_home(org, Command::OpenSession(Box::new(session))).await.map(drop)
+        let (org, session) = (session.tenant.org, Box::new(session));
+        let row = auditing::take_of_stranger();
+        let open = Command::OpenSession(session);
+        let opened = self.at_home_audited(org, open, row.clone()).await;
+        if opened.is_err() {
+            auditing::put_back_of_stranger(row);
+        }
+        opened.map(drop)
     }
 
     /// Counts a wrong password, or forgets them after a right one in the same organization. `guess` stands for
@@ -36,7 +54,15 @@ impl Service {
         org: Option<OrgId>,
         is_right: bool,
     ) -> Result<(), ServiceError> {
-        let shard = self.world.ports.ledger.home(&guess);
+        let ledger = &self.world.ports.ledger;
+        let shard = ledger.home(&guess);
+        if is_right && ledger.has_shard(shard) {
+            // Most people guess nothing: then there is nothing to forget, and nothing to write.
+            ledger.refresh_shard(shard).await?;
+            if ledger.shard(shard).read().throttles.get(&guess).is_none() {
+                return Ok(());
+            }
+        }
         let command = Command::NoteLogin { guess, org, is_right };
         self.world.ask_shard(shard, command, None, None).await?.result?;
         Ok(())

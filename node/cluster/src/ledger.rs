@@ -352,10 +352,9 @@ impl RaftLedger {
     /// How near this node is to the leaders of the groups that it has replicas of.
     pub fn contact(&self) -> Contact {
         let shards = self.shards.iter().filter(|group| group.is_member());
-        let all: Vec<Option<Duration>> =
-            std::iter::once(self.directory.heard()).chain(shards.map(|one| one.heard())).collect();
-        let last = all.iter().copied().collect::<Option<Vec<Duration>>>();
-        let last = last.and_then(|all| all.into_iter().max());
+        let shards = shards.map(|one| one.known_since());
+        let all = std::iter::once(self.directory.known_since()).chain(shards);
+        let last = all.collect::<Option<Vec<Duration>>>().and_then(|all| all.into_iter().max());
         let lately = self.shared.timeouts.silence();
         Contact { knows_leaders: last.is_some_and(|last| last <= lately), last }
     }

@@ -7,6 +7,7 @@
 //! one voter.
 
 pub mod answer;
+pub mod entrance;
 pub mod forward;
 pub mod gossip;
 pub mod ledger;

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use actors::ports::{BuildRequest, LineSink, Runtime, StartRequest, Started};
 use domain::{
     AgentId,
+    agent::plan::IMAGE_PULL_FAILED,
     cloud::Provider,
     deployment::{Failure, Image},
 };
@@ -33,7 +34,7 @@ pub fn no_gpu() -> Failure {
 /// The image was on nodes that do not answer.
 fn no_image() -> Failure {
     let message = "no node that answers has the agent's image; redeploy it";
-    Failure::new("IMAGE_PULL_FAILED", message)
+    Failure::new(IMAGE_PULL_FAILED, message)
 }
 
 impl Runtime for LocalRuntime {

@@ -26,3 +26,4 @@ pub mod source;
 pub mod system;
 pub mod tls;
 pub mod view;
+pub mod visitor;

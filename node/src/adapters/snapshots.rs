@@ -19,7 +19,7 @@ use domain::{SnapshotId, cloud::Provider};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{Method, StatusCode};
 use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncWriteExt as _;
+use tokio::{io::AsyncWriteExt as _, runtime::Handle};
 
 use super::{
     backup::{Manifest, Writer},
@@ -60,6 +60,8 @@ pub struct Backups {
     world: OnceLock<Weak<World>>,
     /// The one that is being made, and those that failed since this node started.
     unready: Arc<Mutex<BTreeMap<SnapshotId, SnapshotRecord>>>,
+    /// Where they are made: not on the thread of whoever asks for one.
+    home: Handle,
 }
 
 impl Backups {
@@ -72,7 +74,8 @@ impl Backups {
                 fs::remove_file(entry.path())?;
             }
         }
-        Ok(Arc::new(Self { folder, sources, world: OnceLock::new(), unready: Arc::default() }))
+        let (world, unready) = (OnceLock::new(), Arc::default());
+        Ok(Arc::new(Self { folder, sources, world, unready, home: Handle::current() }))
     }
 
     /// From now on it is known what is needed.
@@ -118,7 +121,7 @@ impl Backups {
             record
         };
         let (this, made) = (Arc::clone(self), record.clone());
-        tokio::spawn(async move { this.carry_out(made).await });
+        self.home.spawn(async move { this.carry_out(made).await });
         Some(record)
     }
 

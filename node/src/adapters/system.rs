@@ -1,6 +1,9 @@
 //! The clock and the dice of this machine: the only place that asks for them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    sync::LazyLock,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use actors::{
     ports::{Clock, Entropy},
@@ -36,8 +39,10 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
 }
 
 fn aws_lc_random(bytes: &mut [u8]) {
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
-    provider.secure_random.fill(bytes).expect("the operating system gives random bytes");
+    // Asking for the provider makes all its lists.
+    static SOURCE: LazyLock<&dyn rustls::crypto::SecureRandom> =
+        LazyLock::new(|| rustls::crypto::aws_lc_rs::default_provider().secure_random);
+    SOURCE.fill(bytes).expect("the operating system gives random bytes");
 }
 
 /// What this process uses.

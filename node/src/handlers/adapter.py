@@ -5,11 +5,40 @@ library only, and few of its modules, so that an instance starts as fast as its 
 """
 
 import _thread
+import io
 import json
 import os
 import socket
 import sys
 
+LINE_MAX = 16384  # characters that wait for the end of their line
+
+
+class Lines(io.TextIOWrapper):
+    """Passes on whole lines: `print` writes one in parts, and those of calls at once would mix."""
+
+    def __init__(self, stream):
+        super().__init__(stream.buffer, stream.encoding, stream.errors, write_through=True)
+        self._own = _thread._local()
+
+    def write(self, text):
+        begun = getattr(self._own, "begun", "") + text
+        lines, end, rest = begun.rpartition("\n")
+        if len(rest) > LINE_MAX:
+            lines, end, rest = begun, "", ""
+        self._own.begun = rest
+        if lines or end:
+            super().write(lines + end)
+        return len(text)
+
+    def flush(self):
+        begun, self._own.begun = getattr(self._own, "begun", ""), ""
+        if begun:
+            super().write(begun)
+        super().flush()
+
+
+OUTPUTS = sys.stdout, sys.stderr = Lines(sys.stdout), Lines(sys.stderr)
 sys.path.insert(0, os.getcwd())
 import agent  # noqa: E402  (the user's file)
 
@@ -162,6 +191,8 @@ def answer(connection, body):
             report(error, request_id)
         send_json(connection, 500, {"error": type(error).__name__, "message": str(error)})
     finally:
+        for output in OUTPUTS:
+            output.flush()
         RUNNING.pop(request_id, None)
         ended.release()
 

@@ -45,6 +45,39 @@ pub(crate) async fn synchronous(node: &Node, me: &Customer, id: &str, port: u64)
     }
 }
 
+/// Writes the head and the body of each answer one after the other, and leaves Nagle's algorithm on.
+const IN_TWO_PARTS: &str = r#"
+import http.server, os
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer(b"{}")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(os.environ["PORT"].encode())
+    def log_message(self, *args): pass
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+"#;
+
+/// One client of an agent that Python's own server serves: directly and through the node.
+pub(crate) async fn in_two_parts(me: &Customer) {
+    let id = me.deploy("two-parts", &[("server.py", IN_TWO_PARTS)]).await;
+    let (me, path, body) = (me.http1(), format!("/v1/agents/{id}/invoke"), json!({ "input": 1 }));
+    let port = me.post(&path, &body).await.data(200)["output"].clone();
+    let (plain, url) = (Client::new(), format!("http://127.0.0.1:{port}/invoke"));
+    let direct = load(1, |_| whole(plain.post(&url).json(&body))).await;
+    let through = load(1, |_| whole(me.request(Method::POST, &path).json(&body))).await;
+    println!("head and body apart, 1 client: {}", through.shown());
+    println!("  the agent itself: {}", direct.shown());
+}
+
 #[expect(clippy::disallowed_methods, reason = "two processes compare their wall clocks")]
 fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()

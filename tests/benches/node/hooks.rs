@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 use tests::{
-    Customer, Node, Receiver, eventually,
+    Customer, Node, Receiver, eventually_within,
     load::{Measured, cpu_millis, load, resident_mib},
 };
 
@@ -90,7 +90,7 @@ pub(crate) async fn deliveries(etcd: Option<f64>) {
     let began = Instant::now();
     load(64, |_| stage.change()).await;
     let caused = stage.changes.load(Relaxed);
-    eventually("all arrive", ARRIVE_WITHIN, async || match stage.came("/ok") {
+    eventually_within("all arrive", ARRIVE_WITHIN, async || match stage.came("/ok") {
         got if got >= caused => Ok(()),
         got => Err(format!("{got} of {caused}")),
     })
@@ -128,7 +128,7 @@ pub(crate) async fn waiting() {
         futures::future::join_all((0..64).map(|_| fill())).await;
         if what == "retries" {
             let wanted = events * DEAD;
-            eventually("all were tried once", ARRIVE_WITHIN * 3, async || {
+            eventually_within("all were tried once", ARRIVE_WITHIN * 3, async || {
                 match stage.came("/fail/99") {
                     tried if tried >= wanted => Ok(()),
                     tried => Err(format!("{tried} of {wanted}")),

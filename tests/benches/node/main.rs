@@ -1,9 +1,9 @@
 //! What the platform adds: figures of one run on one machine, beside peers, so that ratios mean
 //! something.
 //!
-//! `cargo build --release && cargo bench -p tests --bench node`, with ` -- keys` for that part alone. The agent is a static echo server
-//! compiled on the spot, so what is measured is the way to it. Client, node, agent and peers share
-//! the machine's cores.
+//! `cargo build --release && cargo bench -p tests --bench node`, with ` -- keys`,
+//! ` -- calls` or ` -- work` for that part alone. The agent is a static echo server compiled on the spot, so what is
+//! measured is the way to it. Client, node, agent and peers share the machine's cores.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
@@ -34,9 +34,14 @@ async fn deployed(me: &Customer) -> String {
 
 #[tokio::main]
 async fn main() {
-    if std::env::args().any(|argument| argument == "keys") {
+    let is_asked = |part: &str| std::env::args().any(|argument| argument == part);
+    if is_asked("keys") {
         keys::logins().await;
         return keys::many().await;
+    }
+    if is_asked("work") {
+        at_work().await;
+        return;
     }
     let began = Instant::now();
     let node = Node::start();
@@ -45,13 +50,33 @@ async fn main() {
     println!("idle: {} MiB resident", resident_mib(node.pid()));
     let me = node.customer();
     let id = deployed(&me).await;
-    many::starts(&me, &id).await;
     let port = me.invoke(&id, &Value::Null).await.data(200)["output"].as_u64().expect("a port");
+    if is_asked("calls") {
+        calls::synchronous(&node, &me, &id, port).await;
+        calls::in_two_parts(&me).await;
+        return calls::streamed(&node, &me, &id, port).await;
+    }
+    many::starts(&me, &id).await;
+    calls::synchronous(&node, &me, &id, port).await;
+    calls::in_two_parts(&me).await;
+    calls::streamed(&node, &me, &id, port).await;
+    drop(node);
+    let etcd = at_work().await;
+    hooks::deliveries(etcd).await;
+    hooks::waiting().await;
+    keys::logins().await;
+    keys::many().await;
+    many::many(&mut Node::start()).await;
+}
+
+/// Changes and jobs beside etcd, and how many puts that takes in a second.
+async fn at_work() -> Option<f64> {
+    let node = Node::start();
+    let me = node.customer();
+    let id = deployed(&me).await;
+    let etcd = work::etcd().await;
     let yardstick = syncs_per_second(node.data.path());
     println!("one fdatasync after the other: {yardstick:.0}/s");
-    calls::synchronous(&node, &me, &id, port).await;
-    calls::streamed(&node, &me, &id, port).await;
-    let etcd = work::etcd().await;
     work::changes(&me, &id, yardstick, etcd).await;
     drop(node);
     let node = Node::start();
@@ -59,10 +84,5 @@ async fn main() {
     let id = deployed(&me).await;
     work::jobs(&me, &id, yardstick, etcd).await;
     println!("  {} MiB resident at their end", resident_mib(node.pid()));
-    drop(node);
-    hooks::deliveries(etcd).await;
-    hooks::waiting().await;
-    keys::logins().await;
-    keys::many().await;
-    many::many(&mut Node::start()).await;
+    etcd
 }

@@ -1,6 +1,6 @@
 //! What is too long for the log lies on two nodes, whoever comes and goes, and is what was stored.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use serde_json::json;
 use tests::{Cluster, Customer, eventually};
@@ -21,7 +21,7 @@ async fn long_output(cluster: &Cluster, me: &Customer) -> (String, Vec<usize>) {
     let agent = me.deploy("long", &LONG).await;
     let before: Vec<_> = (0..3).map(|node| blobs(cluster, node)).collect();
     let id = me.job(&agent, json!({ "input": "x" })).await;
-    let done = me.get(&format!("/v1/jobs/{id}?wait=20")).await.data(200);
+    let done = me.ended(&id).await;
     assert_eq!(done["status"], "completed", "{done}");
     let has = |node: &usize| blobs(cluster, *node) != before[*node];
     (id, (0..3).filter(has).collect())
@@ -34,7 +34,7 @@ async fn is_there(me: &Customer, job: &str) {
 
 #[tokio::test]
 async fn an_output_outlives_all_nodes_that_had_it() {
-    let cluster = Cluster::with(3, &[("ROOST_STORAGE__SWEEP_EVERY", "2s")]);
+    let cluster = Cluster::of(3);
     let (job, holders) = long_output(&cluster, &cluster.customer(0)).await;
     assert_eq!(holders.len(), 2);
     let last = (0..3).find(|node| !holders.contains(node)).expect("the third");
@@ -44,7 +44,7 @@ async fn an_output_outlives_all_nodes_that_had_it() {
         assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
         cluster.ends(leaver).await;
     }
-    eventually("the last one leads", Duration::from_secs(20), async || {
+    eventually("the last one leads", async || {
         let answer = me.get("/readyz").await;
         if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
     })

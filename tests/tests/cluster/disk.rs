@@ -40,7 +40,7 @@ async fn a_node_whose_disk_lies_serves_nothing_and_is_made_anew_from_its_peers()
     let me = cluster.customer(0);
     let cloud = make_cloud(&me, NEEDLE).await.expect("made");
     let old = cluster.nodes[2].id.clone();
-    eventually("the node has it on disk", Duration::from_secs(10), async || {
+    eventually("the node has it on disk", async || {
         let file = std::fs::read(cluster.folder(2).join("state.redb")).expect("the tables");
         let is_there = file.windows(NEEDLE.len()).any(|part| part == NEEDLE.as_bytes());
         if is_there { Ok(()) } else { Err("not yet".to_owned()) }
@@ -61,7 +61,7 @@ async fn a_node_whose_disk_lies_serves_nothing_and_is_made_anew_from_its_peers()
     assert_eq!(anew.get(&format!("/v1/clouds/{cloud}")).await.data(200)["name"], NEEDLE);
     let was = me.get(&format!("/v1/cluster/nodes/{old}")).await.data(200);
     assert_eq!(was["status"], "removed");
-    eventually("one of three may be lost again", Duration::from_secs(30), async || {
+    eventually("one of three may be lost again", async || {
         let glance = me.get("/v1/cluster").await.data(200);
         if glance["failure_tolerance"] == 1 { Ok(()) } else { Err(glance.to_string()) }
     })
@@ -129,7 +129,7 @@ async fn a_full_disk_loses_nothing_and_the_node_goes_on_when_there_is_room() {
             break;
         }
     }
-    eventually("the node ends", Duration::from_secs(20), async || {
+    eventually("the node ends", async || {
         if node.has_ended() { Ok(()) } else { Err("it still runs".to_owned()) }
     })
     .await;

@@ -92,7 +92,7 @@ async fn a_cluster_that_went_down_whole_comes_back_by_itself() {
 
 /// The job once it runs.
 async fn runs(me: &Customer, job: &str) -> Value {
-    eventually("it runs", Duration::from_secs(10), async || {
+    eventually("it runs", async || {
         let row = me.get(&format!("/v1/jobs/{job}")).await.data(200);
         if row["status"] == "running" { Ok(row) } else { Err(row.to_string()) }
     })

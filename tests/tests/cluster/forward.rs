@@ -1,6 +1,6 @@
 //! Any node answers any call, wherever what it is about lives.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use tests::{Cluster, Customer, eventually, source::ECHO};
@@ -9,7 +9,8 @@ const WHO: &str = "
 import json, os, time
 
 def invoke(input, context):
-    print('asked', input.get('n'), flush=True)
+    # In one piece: other threads print meanwhile.
+    print(f\"asked {input.get('n')}\\n\", end='', flush=True)
     time.sleep(input.get('sleep', 0))
     return {'instance': os.environ['ROOST_INSTANCE_ID'], 'text': 'x' * input.get('size', 0)}
 ";
@@ -34,7 +35,7 @@ pub(crate) async fn deploy(me: &Customer, name: &str, code: &str, instances: usi
 
 /// Waits until so many instances run; tells on which nodes.
 pub(crate) async fn running(me: &Customer, id: &str, instances: usize) -> Vec<String> {
-    eventually("all instances run", Duration::from_secs(30), async || {
+    eventually("all instances run", async || {
         let all = me.get(&format!("/v1/agents/{id}/instances")).await.data(200);
         let items = all["items"].as_array().expect("a list").clone();
         let on = |one: &Value| one["node_id"].as_str().unwrap_or_default().to_owned();
@@ -113,10 +114,10 @@ async fn logs_and_metrics_are_whole(cluster: &Cluster, id: &str) {
     for node in 0..3 {
         let me = cluster.customer(node);
         // An answer does not wait for what its instance has printed.
-        let lines = eventually("each line is there", Duration::from_secs(10), async || {
+        let lines = eventually("each line is there", async || {
             let path = format!("/v1/agents/{id}/logs?tail=1000&stream=stdout");
             let lines = me.get(&path).await.data(200)["items"].as_array().expect("a list").clone();
-            if lines.len() < 36 + 9 { Err(lines.len().to_string()) } else { Ok(lines) }
+            if lines.len() < 36 + 9 { Err(json!(lines).to_string()) } else { Ok(lines) }
         })
         .await;
         let nodes: BTreeSet<&str> =

@@ -312,7 +312,7 @@ async fn while_the_network_is_cut(nodes: u8, wanted: u64) {
 
 async fn everybody_is_back(customers: &[Customer]) {
     for me in customers {
-        eventually("the node answers and all are there", Duration::from_secs(20), async || {
+        eventually("the node answers and all are there", async || {
             let answer = me.get("/v1/cluster").await;
             let is_whole = answer.status == 200 && answer.body["data"]["failure_tolerance"] == 1;
             if is_whole { Ok(()) } else { Err(format!("{answer:?}")) }

@@ -79,7 +79,7 @@ async fn a_code_is_redeemed_once_by_a_hundred_who_try_on_three_nodes() {
             });
             let answer = caller.anonymous("/v1/oauth/token", &renewing).await;
             assert_eq!(answer.status, 400, "over node {node}: {:#}", answer.body);
-            eventually("the token is refused", Duration::from_secs(2), async || {
+            eventually("the token is refused", async || {
                 match cluster.caller(node, &token).get("/v1/agents").await.status {
                     401 => Ok(()),
                     status => Err(status.to_string()),
@@ -126,7 +126,7 @@ async fn a_revoked_key_is_refused_everywhere_within_a_second() {
     let made = operator.post("/v1/api-keys", &json!({ "name": "k" })).await.data(201);
     let key = made["key"].as_str().expect("a key");
     for node in 0..3 {
-        eventually("the key is known", Duration::from_secs(2), async || {
+        eventually("the key is known", async || {
             match cluster.caller(node, key).get("/v1/clouds").await.status {
                 200 => Ok(()),
                 status => Err(status.to_string()),
@@ -138,14 +138,9 @@ async fn a_revoked_key_is_refused_everywhere_within_a_second() {
     operator.delete(&path).await.data(200);
     operator.get("/v1/clouds").await.data(200);
     cluster.caller(0, key).get("/v1/clouds").await.refused(401, "INVALID_API_KEY");
+    tokio::time::sleep(Duration::from_secs(1)).await;
     for node in 1..3 {
-        eventually("the key is refused", Duration::from_secs(1), async || {
-            match cluster.caller(node, key).get("/v1/clouds").await.status {
-                401 => Ok(()),
-                status => Err(status.to_string()),
-            }
-        })
-        .await;
+        cluster.caller(node, key).get("/v1/clouds").await.refused(401, "INVALID_API_KEY");
     }
 }
 
@@ -160,11 +155,9 @@ async fn a_node_that_slept_takes_no_key_that_was_revoked_meanwhile() {
         late.get("/v1/clouds").await.data(200);
         cluster.pause(sleeper);
         let path = format!("/v1/api-keys/{}", made["id"].as_str().expect("an id"));
-        eventually("the key is revoked", Duration::from_secs(10), async || {
-            match awake.delete(&path).await.status {
-                200 | 404 => Ok(()),
-                status => Err(status.to_string()),
-            }
+        eventually("the key is revoked", async || match awake.delete(&path).await.status {
+            200 | 404 => Ok(()),
+            status => Err(status.to_string()),
         })
         .await;
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -194,7 +187,7 @@ async fn without_a_majority_keys_are_good_for_calls_and_stale_reads_alone() {
     let agent = me.deploy_as(&wanted).await;
     cluster.kill(1);
     cluster.kill(2);
-    eventually("the node misses the others", Duration::from_secs(10), async || {
+    eventually("the node misses the others", async || {
         let stale = me.get("/v1/clouds?consistency=stale").await;
         stale
             .header("x-known-leader")
@@ -258,7 +251,7 @@ async fn refresh_tokens_are_good_once_whichever_node_is_asked() {
     assert_eq!(next.len(), 1, "{answers:#?}");
     cluster.kill(0);
     let next = json!({ "refresh_token": next.first() });
-    let data: Value = eventually("another node goes on", Duration::from_secs(10), async || {
+    let data: Value = eventually("another node goes on", async || {
         let answer = cluster.customer(1).anonymous("/v1/auth/refresh", &next).await;
         if answer.status == 200 {
             Ok(answer.body["data"].clone())

@@ -15,17 +15,20 @@ const ASKED_FOR: Duration = Duration::from_secs(90);
 const BETWEEN: Duration = Duration::from_millis(150);
 
 /// Calls of one organization that were allowed, by the second in which a node answered.
+#[derive(Default)]
 struct Asked {
     allowed: BTreeMap<u64, u64>,
-    /// Seconds in which anything was answered: while a leader is sought nobody hears anything, and asks nothing.
+    /// Seconds in which anything was answered.
     answered: BTreeSet<u64>,
+    /// Seconds in which somebody was refused.
+    refused: BTreeSet<u64>,
     strange: Vec<u16>,
 }
 
 /// Asks all nodes in turn, and from time to time with many calls at once, until the time is up.
 async fn keep_asking(callers: Vec<Customer>, burst: usize) -> Asked {
     let began = Instant::now();
-    let mut asked = Asked { allowed: BTreeMap::new(), answered: BTreeSet::new(), strange: vec![] };
+    let mut asked = Asked::default();
     let mut round = 0;
     while began.elapsed() < ASKED_FOR {
         let at_once = if round % 20 == 0 { burst } else { 4 };
@@ -38,7 +41,7 @@ async fn keep_asking(callers: Vec<Customer>, burst: usize) -> Asked {
             asked.answered.insert(at);
             match answer.status {
                 200 => *asked.allowed.entry(at).or_default() += 1,
-                429 => {}
+                429 => drop(asked.refused.insert(at)),
                 other => asked.strange.push(other),
             }
         }
@@ -67,12 +70,10 @@ impl Asked {
         all.max().unwrap_or(0)
     }
 
-    /// The least of any window with so many seconds in which somebody was answered.
-    fn least(&self, seconds: usize) -> u64 {
-        let answered: Vec<u64> = self.answered.iter().copied().collect();
-        let whole = &answered[..answered.len().saturating_sub(2)];
-        let all = whole.windows(seconds).map(|one| self.allowed_in(one[0]..one[seconds - 1] + 1));
-        all.min().expect("nodes answered for long enough")
+    /// The least that was allowed in so many seconds before somebody was refused.
+    fn least(&self, seconds: u64) -> u64 {
+        let all = self.refused.iter().map(|at| self.allowed_in(at + 1 - seconds..at + 1));
+        all.min().expect("somebody was refused")
     }
 }
 
@@ -114,10 +115,11 @@ async fn tiers_are_exact(nodes: usize, drained: &[usize]) {
         assert!(asked.strange.is_empty(), "{tier}: {:?}", asked.strange);
         // A call is counted a moment before its answer is made: 59 whole seconds are surely in a window.
         let most = asked.most(59);
-        // What leaves the window is asked for again within seconds.
+        // However few are asked for on a slow machine: nobody is refused who has not had them all. What leaves
+        // the window is lent again within seconds.
         let least = asked.least(64);
         assert!(most <= limit, "{tier}: {most} of {limit} within a minute");
-        assert!(least * 100 >= limit * 98, "{tier}: only {least} of {limit} within a minute");
+        assert!(least * 100 >= limit * 98, "{tier}: refused after {least} of {limit}");
     }
 }
 

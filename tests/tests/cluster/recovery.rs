@@ -4,7 +4,6 @@
 use std::{
     path::{Path, PathBuf},
     process::Output,
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -31,7 +30,7 @@ fn refused(output: &Output, because: &str) {
 
 /// Retries through the time until instances are there.
 async fn answers(me: &Customer, id: &str, input: &Value) -> Value {
-    eventually("the agent answers", Duration::from_secs(40), async || {
+    eventually("the agent answers", async || {
         let answer = me.invoke(id, input).await;
         if answer.status == 200 { Ok(answer.data(200)) } else { Err(format!("{answer:?}")) }
     })
@@ -109,7 +108,7 @@ async fn pair_with_everything(cluster: &Cluster) -> Option<[usize; 2]> {
 #[tokio::test]
 async fn what_two_survivors_have_together_is_recovered_on_one() {
     let mut cluster = Cluster::with(5, &[("ROOST_CLUSTER__SHARDS", "4")]);
-    eventually("shards are on three nodes each", Duration::from_secs(60), async || {
+    eventually("shards are on three nodes each", async || {
         let groups = cluster.customer(0).get("/v1/cluster/shards").await.data(200);
         let items = groups["items"].as_array().expect("a list").clone();
         let three = |group: &Value| group["voters"].as_array().map(Vec::len) == Some(3);
@@ -228,7 +227,7 @@ async fn snapshots_are_listed_and_given_by_every_node() {
     let begun = one.call("/v1/cluster/snapshots").await.data(201);
     assert_eq!(begun["status"], "creating");
     let path = format!("/v1/cluster/snapshots/{}", begun["id"].as_str().expect("an id"));
-    let ready = eventually("it is ready", Duration::from_secs(20), async || {
+    let ready = eventually("it is ready", async || {
         let now = two.get(&path).await.data(200);
         if now["status"] == "ready" { Ok(now) } else { Err(now.to_string()) }
     })

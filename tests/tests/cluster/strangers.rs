@@ -107,7 +107,7 @@ async fn noise_at_the_peer_and_gossip_ports_stops_nobody() {
     }
     let answer = stranger.post(format!("https://{peer}/join")).body("{}").send().await;
     assert_eq!(answer.expect("an answer").status(), 400);
-    eventually("both nodes are known to be there", Duration::from_secs(10), async || {
+    eventually("both nodes are known to be there", async || {
         let glance = me.get("/v1/cluster").await.data(200);
         match (&glance["healthy"], &glance["nodes"]["active"]) == (&json!(true), &json!(2)) {
             true => Ok(()),

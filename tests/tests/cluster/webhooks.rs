@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tests::{Cluster, Customer, Network, Receiver, Setup, eventually, skipped};
+use tests::{Cluster, Customer, Network, Receiver, Setup, eventually, eventually_within, skipped};
 
 const DELAYS: &str = "[\"300ms\", \"500ms\", \"1s\", \"2s\", \"3s\"]";
 /// Attempts of one webhook at once: so many may be sent once more after the death of a node.
@@ -94,7 +94,7 @@ async fn cause_events(cluster: &Cluster, agents: &[String]) {
 /// of the node may have happened too.
 async fn everything_that_happened(me: &Customer, wanted: usize) -> BTreeSet<String> {
     let mut before = 0;
-    eventually("the log of events is complete", Duration::from_secs(60), async || {
+    eventually("the log of events is complete", async || {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let events = all(me, "/v1/events?type=agent.updated&").await;
         let events: BTreeSet<String> =
@@ -153,7 +153,7 @@ async fn who_is_cut_off_from_the_others_sends_nothing_any_more() {
     let names: Vec<String> = (0..64).map(Network::outside_of).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut receiver = Receiver::prepared(&names);
-    let mut settings = receiver.settings("[\"4s\", \"2s\", \"2s\", \"2s\"]");
+    let mut settings = receiver.settings("[\"10s\", \"2s\", \"2s\", \"2s\"]");
     settings[0].1 = "[\"10.197.0.0/16\"]".to_owned();
     let Some(network) = Network::with(3, Setup { settings, is_public: false }) else {
         return skipped("netns");
@@ -174,13 +174,24 @@ async fn who_is_cut_off_from_the_others_sends_nothing_any_more() {
     let agent = me.post("/v1/agents", &wanted).await.data(201);
     let first = async |path: &str| receiver.wait_for(path, 1).await;
     futures::future::join_all(hooks.iter().map(|(_, path)| first(path))).await;
-    // What is known of the first attempts is agreed on before the cut.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    for (id, path) in &hooks {
+        let all = format!("/v1/webhooks/{id}/deliveries?");
+        eventually("what is known of the first attempts is agreed on", async || {
+            let deliveries = all_or_none(&me, &all).await.unwrap_or_default();
+            let is_tried = |one: &Value| one["attempts"][0].is_object();
+            let known = deliveries.iter().filter(|one| is_tried(one)).count();
+            match known > 0 && known == receiver.attempts(path).len() {
+                true => Ok(()),
+                false => Err(json!(deliveries).to_string()),
+            }
+        })
+        .await;
+    }
     network.isolate(2);
     assert!(agent["id"].is_string());
     for (id, path) in &hooks {
         let all = format!("/v1/webhooks/{id}/deliveries?");
-        let deliveries = eventually("all is given up", Duration::from_secs(60), async || {
+        let deliveries = eventually("all is given up", async || {
             let deliveries = all_or_none(&me, &all).await.ok_or("no answer yet".to_owned())?;
             let is_over = |one: &Value| one["status"] == "exhausted";
             match deliveries.iter().all(is_over) {
@@ -247,7 +258,7 @@ async fn nothing_is_sent_twice_when_leadership_moves() {
 
 /// Waits until a node leads as many shards as it should.
 async fn leads(me: &Customer, node: &str, fits: impl Fn(usize) -> bool) {
-    eventually("leaderships have moved", Duration::from_secs(30), async || {
+    eventually("leaderships have moved", async || {
         let groups = me.get("/v1/cluster/shards").await.data(200);
         let groups = groups["items"].as_array().expect("a list").clone();
         let led = groups.iter().filter(|group| group["leader"] == node).count();
@@ -270,7 +281,7 @@ async fn everything_came(
         End::IsGivenUp => ATTEMPTS_MAX,
         End::Waits => return,
     };
-    eventually(&format!("{path} has everything"), patience, async || {
+    eventually_within(&format!("{path} has everything"), patience, async || {
         let seen = receiver.attempts(path);
         let missing = events.iter().filter(|id| seen.get(*id).is_none_or(|n| *n < attempts));
         match missing.count() {
@@ -299,7 +310,7 @@ async fn everything_is_written_down(
         End::IsGivenUp => row["status"] == "exhausted",
         End::Waits => row["status"] == "pending" || row["status"] == "exhausted",
     };
-    let rows: Vec<Value> = eventually("all are written down", patience, async || {
+    let rows: Vec<Value> = eventually_within("all are written down", patience, async || {
         let rows = all(me, &path).await;
         let ended = rows.iter().filter(|row| is_ended(row)).count();
         if ended == events { Ok(rows) } else { Err(format!("{ended} of {}", rows.len())) }
@@ -346,17 +357,15 @@ async fn a_shard_without_a_majority_holds_up_nothing_but_its_own() {
     for number in 0..ORGANIZATIONS {
         people.push(operator.organization(&format!("o{number}"), "starter").await);
     }
-    let wait = Duration::from_secs(60);
-    let shards =
-        eventually("five nodes vote on the directory, three on a shard", wait, async || {
-            let shards = operator.get("/v1/cluster/shards").await.data(200);
-            let groups = shards["items"].as_array().expect("groups");
-            let voters = |group: &Value| group["voters"].as_array().map(Vec::len);
-            let is_settled = voters(&groups[0]) == Some(5)
-                && groups[1..].iter().all(|group| voters(group) == Some(3));
-            if is_settled { Ok(shards) } else { Err(shards.to_string()) }
-        })
-        .await;
+    let shards = eventually("five nodes vote on the directory, three on a shard", async || {
+        let shards = operator.get("/v1/cluster/shards").await.data(200);
+        let groups = shards["items"].as_array().expect("groups");
+        let voters = |group: &Value| group["voters"].as_array().map(Vec::len);
+        let is_settled = voters(&groups[0]) == Some(5)
+            && groups[1..].iter().all(|group| voters(group) == Some(3));
+        if is_settled { Ok(shards) } else { Err(shards.to_string()) }
+    })
+    .await;
     let lost = pair_to_lose(&shards);
     let lost: Vec<usize> = lost.iter().map(|id| cluster.place(id)).collect();
     lost.iter().for_each(|node| cluster.kill(*node));
@@ -369,22 +378,21 @@ async fn a_shard_without_a_majority_holds_up_nothing_but_its_own() {
             answer if answer.status == 201 => Ok(()),
             answer => Err(answer.body.to_string()),
         };
-        eventually("the directory takes a change", Duration::from_secs(20), try_it).await;
+        eventually("the directory takes a change", try_it).await;
     });
     futures::future::join_all(changes).await;
     let mut told = 0;
     for person in &people {
         let log = "/v1/audit-log?action=createCloud";
-        told +=
-            eventually("the log has it, or has no majority", Duration::from_secs(20), async || {
-                let answer = person.get(log).await;
-                match (answer.status, answer.body["data"]["items"].as_array().map(Vec::len)) {
-                    (503, _) => Ok(0),
-                    (200, Some(1)) => Ok(1),
-                    _ => Err(answer.body.to_string()),
-                }
-            })
-            .await;
+        told += eventually("the log has it, or has no majority", async || {
+            let answer = person.get(log).await;
+            match (answer.status, answer.body["data"]["items"].as_array().map(Vec::len)) {
+                (503, _) => Ok(0),
+                (200, Some(1)) => Ok(1),
+                _ => Err(answer.body.to_string()),
+            }
+        })
+        .await;
     }
     assert!((1..ORGANIZATIONS).contains(&told), "{told} of {ORGANIZATIONS}");
 }

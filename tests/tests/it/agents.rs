@@ -1,7 +1,5 @@
 //! Agents: deploy, look, list, change, stop, start, delete.
 
-use std::time::Duration;
-
 use reqwest::Method;
 use serde_json::json;
 use tests::{Node, eventually, source::ECHO};
@@ -52,7 +50,7 @@ async fn a_secret_is_nowhere_in_the_clear() {
     let mask = json!({ "environment": { "DB_PASSWORD": "********", "MORE": "x" } });
     me.patch(&format!("/v1/agents/{id}"), &mask).await.data(200);
     me.settled(&id, "running").await;
-    eventually("the mask keeps the value", Duration::from_secs(20), async || {
+    eventually("the mask keeps the value", async || {
         let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
         if agent["version"] == "2" { Ok(()) } else { Err(agent["version"].to_string()) }
     })

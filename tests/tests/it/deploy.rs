@@ -6,7 +6,6 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -70,7 +69,7 @@ impl Composed {
     async fn are_healthy(&self, nodes: &[usize]) {
         for node in nodes {
             let container = self.container(*node);
-            eventually("the health check passes", Duration::from_secs(60), async || {
+            eventually("the health check passes", async || {
                 let health = told(&["inspect", "--format", "{{.State.Health.Status}}", &container]);
                 if health == "healthy" {
                     return Ok(());
@@ -115,7 +114,7 @@ async fn the_compose_file_becomes_a_cluster_that_outlives_a_node() {
     let keys: Value = serde_json::from_str(&keys).expect("JSON");
     let key = keys["live_key"].as_str().expect("a key");
     let me = cluster.customer(1, key);
-    eventually("three nodes, one of which may be lost", Duration::from_secs(30), async || {
+    eventually("three nodes, one of which may be lost", async || {
         let glance = me.get("/v1/cluster").await.data(200);
         let fits = glance["failure_tolerance"] == 1 && glance["nodes"] == json!({ "active": 3 });
         if fits { Ok(()) } else { Err(glance.to_string()) }
@@ -129,14 +128,14 @@ async fn the_compose_file_becomes_a_cluster_that_outlives_a_node() {
     }
     let victim = cluster.container(2);
     told(&["kill", &victim]);
-    eventually("writing goes on", Duration::from_secs(10), async || {
+    eventually("writing goes on", async || {
         let request = me.request(reqwest::Method::POST, "/v1/clouds");
         let request = request.header("idempotency-key", "after the loss");
         let made = me.send(request.json(&json!({ "name": "after-the-loss" }))).await;
         if made.status == 201 { Ok(()) } else { Err(format!("{made:?}")) }
     })
     .await;
-    eventually("the agent answers", Duration::from_secs(40), async || {
+    eventually("the agent answers", async || {
         let answer = me.invoke(&id, &json!("still")).await;
         if answer.status == 200 { Ok(()) } else { Err(format!("{answer:?}")) }
     })

@@ -1,7 +1,5 @@
 //! Agents as containers of a real engine: built, pulled, caged, adopted and cleaned up.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use tests::{
     Customer, Node, engine,
@@ -44,7 +42,7 @@ async fn probe(me: &Customer, id: &str, what: &str) -> Value {
 }
 
 async fn gone(agent: &str) {
-    eventually("nothing of the agent is left", Duration::from_secs(20), async || {
+    eventually("nothing of the agent is left", async || {
         let images = told(&["images", "--format", "{{.Repository}}", &format!("roost/{agent}")]);
         let left = (containers_of(agent), images);
         if left == (vec![], String::new()) { Ok(()) } else { Err(format!("{left:?}")) }
@@ -160,7 +158,7 @@ async fn python_and_node_sources_are_built_and_logged() {
     );
     let built = me.get(&path).await.data(200).to_string();
     assert!(built.contains("Step 1/") && built.contains("requirements.txt"), "{built}");
-    eventually("its output is in the log", Duration::from_secs(5), async || {
+    eventually("its output is in the log", async || {
         let lines = me.get(&format!("/v1/agents/{id}/logs")).await.data(200).to_string();
         if lines.contains("asked 7") { Ok(()) } else { Err(lines) }
     })
@@ -229,7 +227,7 @@ async fn a_build_that_is_called_off_leaves_nothing() {
     let agent = me.settled(&id, "building").await;
     let deployment = agent["deployment"]["id"].as_str().expect("an id").to_owned();
     let path = format!("/v1/agents/{id}/deployments/{deployment}");
-    eventually("the step has begun", Duration::from_secs(20), async || {
+    eventually("the step has begun", async || {
         let lines = me.get(&format!("{path}/logs")).await.data(200).to_string();
         if lines.contains("begun") { Ok(()) } else { Err(lines) }
     })
@@ -238,7 +236,7 @@ async fn a_build_that_is_called_off_leaves_nothing() {
     let agent = me.settled(&id, "failed").await;
     assert_eq!(agent["status_reason"]["code"], "DEPLOY_CANCELED", "{agent:#}");
     let filter = format!("label=story={}", node.pid());
-    eventually("no step is running", Duration::from_secs(20), async || {
+    eventually("no step is running", async || {
         let left = told(&["ps", "--quiet", "--filter", &filter]);
         if left.is_empty() { Ok(()) } else { Err(left) }
     })
@@ -381,13 +379,13 @@ async fn containers_outlive_a_crash_of_the_node_and_are_adopted() {
     told(&["rm", "-f", &containers_of(&gone_soon)[0]]);
     node.restart();
     let me = node.caller(&me.key);
-    eventually("it is adopted", Duration::from_secs(10), async || {
+    eventually("it is adopted", async || {
         let answer = me.invoke(&id, &json!({ "probe": "say after the crash" })).await;
         if answer.status == 200 { Ok(()) } else { Err(format!("{:#}", answer.body)) }
     })
     .await;
     assert_eq!(containers_of(&id), before, "it is the same container");
-    eventually("no line is lost", Duration::from_secs(5), async || {
+    eventually("no line is lost", async || {
         let lines = me.get(&format!("/v1/agents/{id}/logs")).await.data(200).to_string();
         let times = |text: &str| lines.matches(text).count();
         let found =
@@ -400,7 +398,7 @@ async fn containers_outlive_a_crash_of_the_node_and_are_adopted() {
     })
     .await;
     // One that died meanwhile is made anew, and that is no crash of the agent's.
-    eventually("the other is back", Duration::from_secs(20), async || {
+    eventually("the other is back", async || {
         let answer = me.invoke(&gone_soon, &json!({})).await;
         if answer.status == 200 { Ok(()) } else { Err(format!("{:#}", answer.body)) }
     })

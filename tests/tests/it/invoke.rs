@@ -161,11 +161,11 @@ async fn a_client_that_hangs_up_frees_its_slot() {
     let me = node.customer();
     let toml = "[scaling]\nconcurrency = 1\n";
     let id = me.deploy("hangup", &[("agent.py", VARIOUS), ("agent.toml", toml)]).await;
-    let slow = json!({ "input": { "kind": "sleep", "seconds": 20 } });
+    let slow = json!({ "input": { "kind": "sleep", "seconds": 60 } });
     let path = format!("/v1/agents/{id}/invoke");
     let left = tokio::time::timeout(Duration::from_millis(300), me.post(&path, &slow)).await;
     assert!(left.is_err(), "the client left before the answer");
-    let quick = json!({ "input": { "kind": "echo" }, "options": { "timeout": 5 } });
+    let quick = json!({ "input": { "kind": "echo" }, "options": { "timeout": 30 } });
     me.post(&path, &quick).await.data(200);
 }
 

@@ -1,6 +1,6 @@
 //! What an agent's process can't do, on this machine.
 
-use std::{process::Command, time::Duration};
+use std::process::Command;
 
 use serde_json::{Value, json};
 use tests::{Node, eventually, source::ECHO};
@@ -128,7 +128,7 @@ async fn nothing_of_an_agent_outlives_it_or_the_node() {
     let me = node.caller(&me.key);
     let first = me.invoke(&other, &json!(1)).await;
     assert_eq!(first.data(200)["output"]["echo"], 1, "agents come back by themselves");
-    eventually("the forker is back", Duration::from_secs(20), async || {
+    eventually("the forker is back", async || {
         let answer: Value = me.invoke(&id, &json!(1)).await.body;
         if answer["success"] == true { Ok(()) } else { Err(answer.to_string()) }
     })
@@ -139,7 +139,7 @@ async fn nothing_of_an_agent_outlives_it_or_the_node() {
 }
 
 async fn gone(node: &Node, left: usize) {
-    eventually(&format!("{left} processes are left"), Duration::from_secs(10), async || {
+    eventually(&format!("{left} processes are left"), async || {
         let now = processes_of(node);
         if now.len() == left { Ok(()) } else { Err(format!("{now:?}")) }
     })
@@ -224,7 +224,7 @@ async fn an_agent_that_eats_all_its_memory_is_ended_and_told_so() {
     me.invoke(&id, &json!(50)).await.data(200);
     let failed = me.invoke(&id, &json!(500)).await;
     failed.refused(502, "AGENT_ERROR");
-    eventually("its log says why", Duration::from_secs(10), async || {
+    eventually("its log says why", async || {
         let lines = me.get(&format!("/v1/agents/{id}/logs")).await.data(200).to_string();
         if lines.contains("out of memory") { Ok(()) } else { Err(lines) }
     })
@@ -247,7 +247,7 @@ async fn a_child_that_hides_goes_with_its_instance() {
     if !holds(&me, &id, "pids").await {
         return;
     }
-    eventually("it hides", Duration::from_secs(5), async || {
+    eventually("it hides", async || {
         let now = processes_of(&node);
         if now.len() == 2 { Ok(()) } else { Err(format!("{now:?}")) }
     })

@@ -62,9 +62,15 @@ async fn canceled_is_said_when_the_agent_has_let_go() {
     running(&me, &job).await;
     let asked = me.call(&format!("/v1/jobs/{job}/cancel")).await.data(200);
     assert!(asked["cancel_requested_at"].is_string());
-    let began = Instant::now();
-    assert_eq!(me.ended(&job).await["status"], "canceled");
-    assert!(began.elapsed() < Duration::from_millis(900), "it confirmed at once");
+    let ended = me.ended(&job).await;
+    assert_eq!(ended["status"], "canceled");
+    let instances = me.get(&format!("/v1/agents/{polite}/instances")).await.data(200);
+    let instance = &instances["items"][0];
+    assert_eq!(
+        (&instance["id"], &instance["status"]),
+        (&ended["instance_id"], &json!("running")),
+        "it confirmed and was not ended: {instances}"
+    );
     me.call(&format!("/v1/jobs/{job}/cancel")).await.refused(409, "JOB_ALREADY_FINISHED");
     let deaf = me.deploy("deaf", &[("agent.py", SLOW)]).await;
     let job = me.job(&deaf, json!({ "input": { "seconds": 30 } })).await;
@@ -78,7 +84,7 @@ async fn canceled_is_said_when_the_agent_has_let_go() {
 }
 
 async fn running(me: &tests::Customer, job: &str) {
-    eventually("the job runs", Duration::from_secs(20), async || {
+    eventually("the job runs", async || {
         let job = me.get(&format!("/v1/jobs/{job}")).await.data(200);
         if job["status"] == "running" { Ok(()) } else { Err(job["status"].to_string()) }
     })
@@ -160,7 +166,7 @@ async fn canceled_is_not_said_while_the_agent_still_cleans_up() {
     let stubborn = "import asyncio\nasync def invoke(input, context):\n    try:\n        print('it began', flush=True)\n        await asyncio.sleep(30)\n    except asyncio.CancelledError:\n        await asyncio.sleep(0.5)\n        print('cleaned up', flush=True)\n        raise\n";
     let id = me.deploy("stubborn", &[("agent.py", stubborn)]).await;
     let said = async |word: &str| {
-        eventually("the agent says so", Duration::from_secs(5), async || {
+        eventually("the agent says so", async || {
             let lines = me.get(&format!("/v1/agents/{id}/logs?q={word}")).await.data(200);
             if lines["items"][0].is_object() { Ok(()) } else { Err(lines.to_string()) }
         })
@@ -211,7 +217,7 @@ async fn long_inputs_and_outputs_are_kept_beside_the_log() {
     );
     let again = me.call(&format!("/v1/jobs/{job}/retry")).await.data(200);
     let again = again["id"].as_str().expect("an id").to_owned();
-    eventually("it runs again", Duration::from_secs(20), async || {
+    eventually("it runs again", async || {
         let job = me.ended(&again).await;
         if job["status"] == "completed" { Ok(()) } else { Err(format!("{job:#}")) }
     })
@@ -220,7 +226,7 @@ async fn long_inputs_and_outputs_are_kept_beside_the_log() {
         me.delete(&format!("/v1/jobs/{job}")).await.data(200);
     }
     let blobs = node.data.path().join("blobs");
-    eventually("what nobody needs is gone", Duration::from_secs(10), async || {
+    eventually("what nobody needs is gone", async || {
         let files = walk(&blobs);
         // The archive of the agent stays.
         if files == 1 { Ok(()) } else { Err(format!("{files} blobs")) }
@@ -245,14 +251,14 @@ async fn uploads_that_nothing_is_made_from_go() {
     let id = me.deploy("keeper", &[("agent.py", ECHO)]).await;
     let unused = me.post("/v1/uploads", &json!({ "filename": "never.zip" })).await.data(201);
     let path = format!("/v1/uploads/{}", unused["id"].as_str().expect("an id"));
-    eventually("it is gone", Duration::from_secs(10), async || {
+    eventually("it is gone", async || {
         let answer = me.get(&path).await;
         if answer.status == 404 { Ok(()) } else { Err(answer.body.to_string()) }
     })
     .await;
     let redeploy = json!({ "no_cache": true });
     me.post(&format!("/v1/agents/{id}/redeploy"), &redeploy).await.data(200);
-    eventually("the used one still builds", Duration::from_secs(20), async || {
+    eventually("the used one still builds", async || {
         let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
         if agent["version"] == "2" { Ok(()) } else { Err(agent["deployment"].to_string()) }
     })

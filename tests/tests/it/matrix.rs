@@ -123,15 +123,11 @@ async fn every_operation_heeds_its_scope() {
 pub(crate) async fn things(node: &Node) -> BTreeMap<String, String> {
     let owner = node.customer();
     let first = async |path: &str| {
-        eventually(
-            &format!("{path} has something"),
-            std::time::Duration::from_secs(10),
-            async || {
-                let data = owner.get(path).await.data(200);
-                let id = data["items"][0]["id"].as_str().map(str::to_owned);
-                id.ok_or_else(|| data.to_string())
-            },
-        )
+        eventually(&format!("{path} has something"), async || {
+            let data = owner.get(path).await.data(200);
+            let id = data["items"][0]["id"].as_str().map(str::to_owned);
+            id.ok_or_else(|| data.to_string())
+        })
         .await
     };
     let hook = json!({ "url": "https://127.0.0.1:9/hook", "events": ["*"] });

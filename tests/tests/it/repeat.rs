@@ -2,7 +2,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use tests::{Answer, Customer, Node, source::ECHO};
+use tests::{Answer, Customer, Node, eventually, source::ECHO};
 
 const COUNTS: &str = "count = 0\ndef invoke(input, context):\n    global count\n    count += 1\n    if input == 'fail':\n        raise ValueError(count)\n    return count\n";
 
@@ -81,22 +81,27 @@ async fn a_repeated_call_never_reaches_the_agent_twice() {
 async fn a_keyed_call_whose_node_died_is_ended_as_unknown() {
     let mut node = Node::start();
     let me = node.customer();
-    let slow = "import time\ndef invoke(input, context):\n    time.sleep(30)\n";
+    let slow = "import time\ndef invoke(input, context):\n    print('it began', flush=True)\n    time.sleep(600)\n";
     let id = me.deploy("gone", &[("agent.py", slow)]).await;
     let path = format!("/v1/agents/{id}/invoke");
     let body = json!({ "input": 1 });
-    let call = keyed(&me, "lost", &path, &body);
-    assert!(tokio::time::timeout(std::time::Duration::from_millis(700), call).await.is_err());
+    let begun = eventually("the call is at the agent", async || {
+        let lines = me.get(&format!("/v1/agents/{id}/logs?q=began")).await.data(200);
+        if lines["items"][0].is_object() { Ok(()) } else { Err(lines.to_string()) }
+    });
+    tokio::select! {
+        answer = keyed(&me, "lost", &path, &body) => panic!("it ended: {answer:?}"),
+        () = begun => {}
+    }
     keyed(&me, "lost", &path, &body).await.refused(409, "IDEMPOTENCY_IN_PROGRESS");
     node.kill();
     node.restart();
     let me = node.caller(&me.key);
-    let ended =
-        tests::eventually("the call is ended", std::time::Duration::from_secs(30), async || {
-            let answer = keyed(&me, "lost", &path, &body).await;
-            if answer.status == 502 { Ok(answer) } else { Err(format!("{}", answer.body)) }
-        })
-        .await;
+    let ended = eventually("the call is ended", async || {
+        let answer = keyed(&me, "lost", &path, &body).await;
+        if answer.status == 502 { Ok(answer) } else { Err(format!("{}", answer.body)) }
+    })
+    .await;
     assert_eq!(ended.refused(502, "AGENT_ERROR")["details"]["reason"], "outcome_unknown");
 }
 

@@ -1,6 +1,6 @@
 //! What may be deployed: archives of each kind, Python and Node, servers and handlers, git.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use tests::{Customer, Node, eventually, skipped, source};
@@ -68,7 +68,7 @@ async fn a_one_step_upload_that_breaks_off_leaves_no_upload_and_is_audited_as_re
     assert_eq!(refused.status, 400, "{:#}", refused.body);
     let code = refused.body["error"]["code"].as_str().expect("a code").to_owned();
     let path = "/v1/audit-log?action=createUpload";
-    eventually("it is in the audit log", Duration::from_secs(10), async || {
+    eventually("it is in the audit log", async || {
         let rows = me.get(path).await.data(200)["items"].as_array().cloned().unwrap_or_default();
         if rows.is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
     })

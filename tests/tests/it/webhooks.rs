@@ -1,6 +1,6 @@
 //! Events and webhooks: told in order, signed, tried again, and never to whom they must not go.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use tests::{Customer, Node, Receiver, eventually, source::ECHO};
@@ -29,7 +29,7 @@ async fn deliveries(customer: &Customer, hook: &Value, query: &str) -> Vec<Value
 
 async fn settled(customer: &Customer, hook: &Value, status: &str, count: usize) -> Vec<Value> {
     let what = format!("{count} deliveries are {status}");
-    eventually(&what, Duration::from_secs(20), async || {
+    eventually(&what, async || {
         let rows = deliveries(customer, hook, &format!("?status={status}&limit=100")).await;
         if rows.len() == count { Ok(rows) } else { Err(format!("{rows:#?}")) }
     })
@@ -137,7 +137,7 @@ async fn failed_deliveries_are_tried_again_with_the_same_body_and_a_fresh_signat
     let lost = text(&deliveries(&customer, &never, "?status=exhausted").await[0]["id"]);
     let path = format!("/v1/webhooks/{hook_id}/deliveries/{lost}");
     customer.call(&format!("{path}/redeliver")).await.data(200);
-    eventually("it is tried by hand", Duration::from_secs(10), async || {
+    eventually("it is tried by hand", async || {
         let row = customer.get(&path).await.data(200);
         let triggers: Vec<_> = row["attempts"]
             .as_array()

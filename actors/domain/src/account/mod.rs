@@ -16,8 +16,8 @@ pub(crate) use oauth::{create as create_application, delete as delete_applicatio
 pub use organization::{Organization, OrganizationPatch, Tier};
 pub(crate) use organization::{create as create_organization, update as update_organization};
 pub use scope::{GRANTABLE, NotAScope, Role, Scope, Scopes};
+pub(crate) use session::{Holder, begin, end_session, note_login, redeem, refresh};
 pub use session::{LOGIN_FAILURES_MAX, LOGIN_WINDOW, REUSE_GRACE, Session, TOKENS_LAST, Throttle};
-pub(crate) use session::{begin, end_session, note_login, redeem, refresh};
 pub use signing::{SIGNING_KEYS_KEPT, SigningKey};
 pub use user::{INVITED_FOR, Invitation, User, UserPatch};
 pub(crate) use user::{accept, change as change_user, invite, remove as remove_user};

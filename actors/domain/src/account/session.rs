@@ -5,7 +5,7 @@
 //! lost; used later, or elsewhere, it tells that a copy is in other hands, and the session ends
 //! (RFC 9700, section 4.14.2).
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -105,7 +105,37 @@ impl Failure {
     }
 }
 
+/// Who holds a session: in which mode of which organization, and through which application.
+pub(crate) type Holder = (Tenant, Option<UserId>, Option<ApplicationId>);
+
+fn holder(session: &Session) -> Holder {
+    (session.tenant, session.user, session.application)
+}
+
 impl Shard {
+    pub(crate) fn put_session(&mut self, session: &Session) {
+        self.held.entry(holder(session)).or_default().insert(session.id);
+        self.sessions.put(session.id, session.clone());
+    }
+
+    pub(crate) fn remove_session(&mut self, id: SessionId) {
+        let Some(holder) = self.sessions.get(&id).map(|row| holder(&row)) else { return };
+        if let Some(held) = self.held.get_mut(&holder) {
+            held.remove(&id);
+            if held.is_empty() {
+                self.held.remove(&holder);
+            }
+        }
+        self.sessions.remove(&id);
+    }
+
+    pub(crate) fn reindex_sessions(&mut self) {
+        self.held.clear();
+        for (id, row) in self.sessions.rows() {
+            self.held.entry(holder(row)).or_default().insert(*id);
+        }
+    }
+
     /// A session that goes on.
     pub fn session(&self, id: SessionId, at: Timestamp) -> Option<std::sync::Arc<Session>> {
         let row = self.sessions.get(&id)?;
@@ -115,15 +145,11 @@ impl Shard {
 
 /// A session begins, and the oldest of too many ends.
 pub(crate) fn begin(state: &Shard, session: &Session) -> Vec<ShardEvent> {
-    let same = |row: &Session| {
-        row.tenant == session.tenant
-            && row.user == session.user
-            && row.application == session.application
-    };
-    let own: Vec<_> = state.sessions.rows().filter(|(_, row)| same(row)).collect();
-    let surplus = (own.len() + 1).saturating_sub(SESSIONS_MAX);
-    let mut events: Vec<ShardEvent> =
-        own.into_iter().take(surplus).map(|(id, _)| ShardEvent::SessionGone(*id)).collect();
+    let held = state.held.get(&holder(session));
+    let surplus = (held.map_or(0, BTreeSet::len) + 1).saturating_sub(SESSIONS_MAX);
+    // Ids are in the order of their making.
+    let oldest = held.into_iter().flatten().take(surplus);
+    let mut events: Vec<ShardEvent> = oldest.map(|id| ShardEvent::SessionGone(*id)).collect();
     events.push(ShardEvent::SessionPut(Box::new(session.clone())));
     events
 }

@@ -19,6 +19,8 @@ pub const CRASHES_MAX: u32 = 3;
 pub const CRASH_LOOP: &str = "CRASH_LOOP";
 /// The code of one that keeps being ended for its use of memory.
 pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
+/// The code of one whose image can't be had now.
+pub const IMAGE_PULL_FAILED: &str = "IMAGE_PULL_FAILED";
 
 /// Pauses before the next start after one, two, … exits in a row.
 const PAUSES: [Duration; 5] = [

@@ -18,6 +18,7 @@ use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    runtime::Handle,
 };
 use tokio_rustls::TlsConnector;
 
@@ -72,6 +73,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
 pub type Dial = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Box<dyn Line>>> + Send + Sync>;
 
 /// How other nodes are reached.
+#[derive(Clone)]
 enum Road {
     /// Over TCP and TLS: each end proves who it is.
     Tls(TlsConnector),
@@ -85,6 +87,9 @@ struct Talk(tokio::sync::Mutex<Option<(String, Sender)>>);
 /// The connections of this node to all others.
 pub struct PeerClient {
     road: Road,
+    /// Where connections are driven, whoever is the first to need one: those of the log must not wait for a thread
+    /// that serves clients.
+    home: Option<Handle>,
     from: u64,
     book: Arc<AddressBook>,
     lines: Mutex<HashMap<(u64, Class), Arc<Talk>>>,
@@ -94,12 +99,18 @@ impl PeerClient {
     /// For the node with this number.
     pub fn new(tls: Arc<ClientConfig>, from: u64, book: Arc<AddressBook>) -> Arc<Self> {
         let road = Road::Tls(TlsConnector::from(tls));
-        Arc::new(Self { road, from, book, lines: Mutex::default() })
+        Arc::new(Self {
+            road,
+            home: Handle::try_current().ok(),
+            from,
+            book,
+            lines: Mutex::default(),
+        })
     }
 
     /// The same over connections that somebody else makes, such as a simulated network.
     pub fn over(dial: Dial, from: u64, book: Arc<AddressBook>) -> Arc<Self> {
-        Arc::new(Self { road: Road::Dialed(dial), from, book, lines: Mutex::default() })
+        Arc::new(Self { road: Road::Dialed(dial), home: None, from, book, lines: Mutex::default() })
     }
 
     /// Where nodes are.
@@ -123,14 +134,24 @@ impl PeerClient {
         {
             return Ok(sender.clone());
         }
-        let name = name_of(to);
-        let sender =
-            tokio::time::timeout(CONNECT_WITHIN, connect(&self.road, &address, &name, PONG_WITHIN))
-                .await
-                .map_err(|_| CallError::Unreached("it did not answer".to_owned()))?
-                .map_err(|error| CallError::Unreached(told(&error)))?;
+        let connected = self.connect(to, address.clone()).await;
+        let sender = connected.map_err(|error| CallError::Unreached(told(&error)))?;
         *line = Some((address, sender.clone()));
         Ok(sender)
+    }
+
+    async fn connect(&self, to: u64, address: String) -> io::Result<Sender> {
+        let road = self.road.clone();
+        let connected = async move {
+            let name = name_of(to);
+            let connected = connect(&road, &address, &name, PONG_WITHIN);
+            let late = |_| io::Error::other("it did not answer");
+            tokio::time::timeout(CONNECT_WITHIN, connected).await.map_err(late)?
+        };
+        match &self.home {
+            Some(home) => home.spawn(connected).await.map_err(io::Error::other)?,
+            None => connected.await,
+        }
     }
 
     /// Sends a request and gives the beginning of the answer.

@@ -15,7 +15,7 @@ use rustls::{ServerConfig, pki_types::CertificateDer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -25,6 +25,7 @@ use super::{
     tls::belongs_to,
     whole,
 };
+use crate::entrance::{Admitted, Entrance};
 
 /// Connections of peers at once.
 const CONNECTIONS_MAX: usize = 4096;
@@ -38,8 +39,6 @@ const GIVEN_UP_MAX: usize = 32_768;
 pub const METRICS_PATH: &str = "/metrics";
 /// Where a token is redeemed.
 pub const JOIN_PATH: &str = "/join";
-/// Pause after an accept error, such as too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a node is to the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,16 +82,11 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let entrance = Entrance::new(listener, CONNECTIONS_MAX);
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let Admitted { stream, permit, .. } = tokio::select! {
+            admitted = entrance.next() => admitted,
             _ = stop.wait_for(|stop| *stop) => return,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
         };
         let (acceptor, answerer, mut stop) =
             (acceptor.clone(), Arc::clone(&answerer), stop.clone());
@@ -113,7 +107,6 @@ async fn connection(
     acceptor: TlsAcceptor,
     answerer: Arc<dyn Answerer>,
 ) -> io::Result<()> {
-    stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await??;
     let certificates = stream.get_ref().1.peer_certificates();
     let certificate = certificates.and_then(|chain| chain.first()).cloned();

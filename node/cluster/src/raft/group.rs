@@ -345,6 +345,16 @@ impl<M: Machine> Group<M> {
             let acked = self.raft.metrics().borrow_watched().last_quorum_acked?;
             return Some(acked.elapsed());
         }
+        self.heard_of_others()
+    }
+
+    /// How old what is known here may be. Until a new leader's first beat is answered, that is told by what it
+    /// heard of the one before.
+    pub fn known_since(&self) -> Option<Duration> {
+        self.heard().or_else(|| self.heard_of_others())
+    }
+
+    fn heard_of_others(&self) -> Option<Duration> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).map(|heard| heard.elapsed())
     }
 

@@ -28,7 +28,7 @@ use bollard::{
         StatsOptionsBuilder, WaitContainerOptionsBuilder,
     },
 };
-use domain::{InstanceId, deployment::Failure};
+use domain::{InstanceId, agent::plan::IMAGE_PULL_FAILED, deployment::Failure};
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::{
     runtime::Handle,
@@ -78,7 +78,7 @@ fn not_started(error: &dyn std::fmt::Display) -> Failure {
 fn not_created(error: &Error) -> Failure {
     if is_missing(error) {
         let message = "the image is no longer on this node; redeploy to build or pull it again";
-        return Failure::new("IMAGE_PULL_FAILED", message);
+        return Failure::new(IMAGE_PULL_FAILED, message);
     }
     not_started(error)
 }

@@ -20,7 +20,7 @@ use bollard::{
 use bytes::{Bytes, BytesMut};
 use domain::{
     AgentId, DeploymentId,
-    agent::{RuntimeSpec, Source},
+    agent::{RuntimeSpec, Source, plan::IMAGE_PULL_FAILED},
     deployment::{Failure, Image},
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
@@ -129,7 +129,7 @@ impl DockerRuntime {
                 Err(failure) => last = Some(failure),
             }
         }
-        let failure = last.unwrap_or_else(|| Failure::new("IMAGE_PULL_FAILED", "no registry"));
+        let failure = last.unwrap_or_else(|| Failure::new(IMAGE_PULL_FAILED, "no registry"));
         // What other agents were made of is nobody's to name.
         let local =
             !wanted.repository.starts_with(OWN_IMAGES) && docker.inspect_image(image).await.is_ok();
@@ -459,7 +459,7 @@ fn pull_failed(words: &str) -> Failure {
     } else {
         "the registry could not be reached; check source.image and the network"
     };
-    Failure { details: short(words), ..Failure::new("IMAGE_PULL_FAILED", message) }
+    Failure { details: short(words), ..Failure::new(IMAGE_PULL_FAILED, message) }
 }
 
 /// Gives a pulled image our name, and takes away the one it came by unless it was there before.

@@ -6,6 +6,9 @@
 //!
 //! A keeper never counts less than a node may use: what nodes ask and report is numbered in the order in which
 //! it was true, and a report from before a grant that is still on its way does not undo that grant.
+//!
+//! Nobody is refused for what was in flight before the call came: a refusal comes from a look at all nodes that
+//! is younger than the call. Looks are bounded, so calls over the limit wait for the next one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,9 +35,11 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 const TOLD_AT_ONCE: usize = 64;
 /// How long a share is counted without word from its node.
 const HELD_FOR: Duration = Duration::from_secs(5);
-/// How long another node may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_millis(500);
-/// Between callings back, and after a refusal before anybody is asked again.
+/// How long a node may take to say what it holds.
+const TOLD_WITHIN: Duration = Duration::from_millis(800);
+/// How long a keeper may take to answer: it may ask the others first, and for somebody else before that.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Between callings back; a question waits for the next one.
 const CALL_BACK_EVERY: Duration = Duration::from_millis(100);
 
 /// Calls in flight, as one node knows them.
@@ -58,8 +63,10 @@ struct Here {
     asking: Arc<tokio::sync::Mutex<()>>,
     /// The number of the question that is under way.
     asked: Option<u64>,
-    /// Until when nobody is asked again, after a refusal.
-    refused_until: Timestamp,
+    /// How many have ever waited for a larger share.
+    came: u64,
+    /// How many of them the last refusal was for: all that had come when it was asked for.
+    refused: u64,
 }
 
 /// What a node holds, as it says.
@@ -208,23 +215,22 @@ impl World {
     }
 
     async fn fly_slowly(self: &Arc<Self>, tenant: Tenant) -> bool {
-        let asking = self.flights.with(tenant, |here| {
+        let (asking, number) = self.flights.with(tenant, |here| {
             here.waiting += 1;
-            Arc::clone(&here.asking)
+            here.came += 1;
+            (Arc::clone(&here.asking), here.came)
         });
         let _waits = Waits { world: self, tenant };
         let _turn = asking.lock().await;
         if self.flights.take(tenant) {
             return true;
         }
-        if self.now() < self.flights.with(tenant, |here| here.refused_until) {
-            return false;
-        }
+        let came = self.flights.with(tenant, |here| (number > here.refused).then_some(here.came));
+        let Some(came) = came else { return false };
         let most = self.in_flight_max(tenant);
         let _asks = Asks { world: self, tenant };
         let wanted = self.flights.begin_asking(tenant, most, self.now());
         let share = self.ask_share(tenant, wanted, most).await;
-        let until = self.now().plus(CALL_BACK_EVERY);
         self.flights.with(tenant, |here| {
             // Together with the share: what is said from now on comes after the answer.
             here.asked = None;
@@ -232,7 +238,7 @@ impl World {
             // At once: a share that nobody uses is cut.
             let has_room = here.take();
             if !has_room {
-                here.refused_until = until;
+                here.refused = came;
             }
             has_room
         })
@@ -265,22 +271,25 @@ impl World {
         wanted: Share,
         most: u64,
     ) -> u64 {
+        let asked_at = self.now();
         let kept = Arc::clone(lock(&self.flights.kept).entry(tenant).or_default());
         let mut kept = kept.lock().await;
-        let now = self.now();
         if !kept.is_known {
             kept.is_known = self.look_at_shares(tenant, &mut kept, node, false).await;
         }
-        let known = kept.shares.len();
+        let (now, known) = (self.now(), kept.shares.len());
         kept.shares.retain(|_, (_, at)| now.since(*at) < HELD_FOR);
         // A node that was not heard of may only have been slow.
         kept.is_known &= kept.shares.len() == known;
         let is_near = wanted.calls + kept.elsewhere(node) > most;
-        if is_near && now.since(kept.called_back_at) >= CALL_BACK_EVERY {
-            kept.called_back_at = now;
+        // What was called back before the question may have been in use then: nobody is refused for that.
+        if is_near && kept.called_back_at <= asked_at {
+            let since = now.since(kept.called_back_at);
+            tokio::time::sleep(CALL_BACK_EVERY.saturating_sub(since)).await;
+            kept.called_back_at = self.now();
             self.look_at_shares(tenant, &mut kept, node, true).await;
         }
-        kept.grant(node, wanted, most, now)
+        kept.grant(node, wanted, most, self.now())
     }
 
     /// Writes down what a node uses, be it more than it should.
@@ -304,7 +313,7 @@ impl World {
         let others = self.others().into_iter().filter(|node| *node != but);
         let told = futures::future::join_all(others.map(async |node| {
             let ask = Ask::HeldShare { tenant, call_back };
-            (node, self.ask_other(node, ask, ANSWER_WITHIN).await)
+            (node, self.ask_other(node, ask, TOLD_WITHIN).await)
         }));
         let mut have_all_answered = true;
         for (node, told) in told.await {

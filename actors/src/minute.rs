@@ -24,7 +24,7 @@ const MINUTE: u64 = 60;
 /// How long a refusal is repeated without asking again.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// How long another node may take to count a call.
-const COUNTED_WITHIN: Duration = Duration::from_millis(300);
+const COUNTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What is counted, and what was refused a moment ago.
 pub struct Minutes<S> {

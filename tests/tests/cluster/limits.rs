@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use serde_json::json;
 use tests::{Cluster, Customer};
-use tokio::time::Instant;
+use tokio::{net::TcpListener, time::Instant};
 
 /// How long all nodes are asked: until the first window has ended and what left it was asked for again.
 const ASKED_FOR: Duration = Duration::from_secs(90);
@@ -149,32 +149,48 @@ async fn a_keys_own_limit_is_counted_once_whichever_node_is_asked() {
     cluster.customer(1).get("/v1/clouds").await.data(200);
 }
 
-const SLEEPS: [(&str, &str); 1] = [(
-    "agent.py",
-    "import time\ndef invoke(input, context):\n    time.sleep(input)\n    return 'done'\n",
-)];
+/// Every call says at a gate that it is here, and waits there.
+const WAITS: [(&str, &str); 2] = [
+    ("agent.toml", "[scaling]\nconcurrency = 100\n"),
+    (
+        "agent.py",
+        "import socket\ndef invoke(input, context):\n    \
+         with socket.create_connection(('127.0.0.1', input)) as gate:\n        gate.recv(1)\n",
+    ),
+];
+
+/// Makes calls on these nodes in turn; says how many came in before any was let go.
+async fn in_flight(callers: &[Customer], agent: &str, nodes: &[usize], calls: usize) -> usize {
+    let gate = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+    let input = json!(gate.local_addr().expect("an address").port());
+    let calls = (0..calls).map(|call| callers[nodes[call % nodes.len()]].invoke(agent, &input));
+    let mut calls: FuturesUnordered<_> = calls.collect();
+    let mut waiting = vec![];
+    // Whoever is refused has left `calls`.
+    while waiting.len() < calls.len() {
+        tokio::select! {
+            came = gate.accept() => waiting.push(came.expect("a connection")),
+            Some(answer) = calls.next() => assert_eq!(answer.status, 429, "{answer:?}"),
+        }
+    }
+    let most = waiting.len();
+    drop(waiting);
+    while let Some(answer) = calls.next().await {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    most
+}
 
 #[tokio::test]
 async fn calls_in_flight_are_counted_on_all_nodes_together() {
     let cluster = Cluster::with(3, &[("ROOST_RATE_LIMIT__TIERS__STARTER", "100000/1000000")]);
     let person = cluster.customer(0).organization("small", "starter").await;
-    let agent = person.deploy("sleeper", &SLEEPS).await;
+    let agent = person.deploy("waits", &WAITS).await;
     let callers: Vec<_> = (0..3).map(|node| cluster.caller(node, &person.key)).collect();
-    let at_once = async |nodes: &[usize], calls: usize| {
-        let calls = (0..calls).map(|call| {
-            let (caller, agent) = (&callers[nodes[call % nodes.len()]], &agent);
-            // Longer than the last of them may take to come in: one that comes when another has ended may pass.
-            async move { caller.invoke(agent, &json!(4)).await.status }
-        });
-        let statuses = join_all(calls).await;
-        let count = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
-        assert_eq!(count(200) + count(429), statuses.len(), "{statuses:?}");
-        count(200)
-    };
     // Spread over all nodes; then what the others held a moment ago is one node's to use.
-    assert_eq!(at_once(&[0, 1, 2], 60).await, 20);
+    assert_eq!(in_flight(&callers, &agent, &[0, 1, 2], 60).await, 20);
     for node in 0..3 {
-        assert_eq!(at_once(&[node], 24).await, 20, "node {node}");
+        assert_eq!(in_flight(&callers, &agent, &[node], 24).await, 20, "node {node}");
     }
-    assert_eq!(at_once(&[0, 2], 40).await, 20);
+    assert_eq!(in_flight(&callers, &agent, &[0, 2], 40).await, 20);
 }

@@ -168,7 +168,7 @@ impl AgentsApi {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, Some(&body.json))?;
         let before = self.0.service.agent(tenant, id).await?.agent;
-        let patch = Box::new(self.patch(&before, body.body, &body.json).await?);
+        let patch = Box::new(Box::pin(self.patch(&before, body.body, &body.json)).await?);
         let if_match = if_match(request)?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
         let command = Command::UpdateAgent { tenant, id, patch, if_match, deployment };

@@ -9,7 +9,7 @@ use actors::{
     world::World,
 };
 use domain::{RequestId, Timestamp, account::Application};
-use futures::{FutureExt as _, StreamExt as _};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{HeaderValue, Method, StatusCode, header};
 use poem::{
     Body, Endpoint, EndpointExt as _, Error, Request, Response,
@@ -88,7 +88,7 @@ async fn serve<E: Endpoint<Output = Response> + 'static>(
         tell_standing(&mut response, standing);
         response
     };
-    let mut response = current.scope(answer.instrument(span)).await;
+    let mut response = current.scope(Box::pin(answer.instrument(span))).await;
     if let Ok(value) = HeaderValue::from_str(&current.request_id.to_string()) {
         response.headers_mut().insert("x-request-id", value);
     }
@@ -183,11 +183,12 @@ impl Visit {
             Admission::Refused(standing) => {
                 let problem = too_many(standing, shared.service.world.now());
                 let watched = self.watched(&request);
-                return (standing, self.refuse(shared, &mut request, watched, problem).await);
+                let refused = Box::pin(self.refuse(shared, &mut request, watched, problem)).await;
+                return (standing, refused);
             }
             Admission::Unknown(standing) if self.is_look_at_trouble() => standing,
             Admission::Unknown(standing) => {
-                discard(&mut request).await;
+                Box::pin(discard(&mut request)).await;
                 return (standing, self.dressed(cannot_count().response()));
             }
         };
@@ -200,7 +201,7 @@ impl Visit {
                 Some(watched) => carry_through(shared, routes, request, watched).await,
                 None => {
                     let again = self.again(&request);
-                    let response = self.read(shared, call(&**routes, request)).await;
+                    let response = self.read(shared, call(routes, request)).await;
                     match again {
                         Some(again) => again.end_with_credentials(shared, response),
                         None => response,
@@ -208,7 +209,8 @@ impl Visit {
                 }
             },
             Err(problem) => {
-                return (standing, self.refuse(shared, &mut request, watched, problem).await);
+                let refused = Box::pin(self.refuse(shared, &mut request, watched, problem)).await;
+                return (standing, refused);
             }
         };
         (standing, self.dressed(response))
@@ -430,30 +432,37 @@ async fn carry_through<E: Endpoint<Output = Response> + 'static>(
     request: Request,
     watched: Watched,
 ) -> Response {
-    let (shared, routes) = (Arc::clone(shared), Arc::clone(routes));
+    let told = begin(shared, call(routes, request), watched);
+    told.await.unwrap_or_else(|_| Problem::internal().response())
+}
+
+/// Begins a change as a task of its own, which goes on without whoever waits for its answer.
+fn begin(
+    shared: &Arc<Shared>,
+    call: BoxFuture<'static, Response>,
+    watched: Watched,
+) -> oneshot::Receiver<Response> {
+    let shared = Arc::clone(shared);
     let (tell, told) = oneshot::channel();
     let change = async move {
         let (response, row) = match watched.whose() {
-            Some(whose) => {
-                let row = shared.audited(watched, whose);
-                auditing::audited(row, call(&*routes, request)).await
-            }
+            Some(whose) => auditing::audited(shared.audited(watched, whose), call).await,
             None => {
                 let of_this_call = Arc::clone(&shared);
                 let make = move |whose| of_this_call.audited(watched, whose);
-                auditing::of_stranger(make, call(&*routes, request)).await
+                auditing::of_stranger(make, call).await
             }
         };
         let refused = response.status().is_client_error() || response.status().is_server_error();
         let code = refused.then(|| refusal().unwrap_or_else(|| response.status().to_string()));
         if let Some(row) = row {
-            shared.audit(row, code).await;
+            Box::pin(shared.audit(row, code)).await;
         }
         // The client may be gone.
         let _ = tell.send(response);
     };
-    actors::root::detach(Box::pin(Current::get().scope(change)));
-    told.await.unwrap_or_else(|_| Problem::internal().response())
+    actors::root::detach(Current::get().scope(change));
+    told
 }
 
 /// How fresh a request asks its reads to be.
@@ -617,22 +626,31 @@ fn too_large(most: usize) -> Problem {
         .with(json!({ "max_bytes": most }))
 }
 
-async fn call(routes: &impl Endpoint<Output = Response>, request: Request) -> Response {
+/// The call itself, on the heap: what it takes differs much from call to call, and what goes around it would hold
+/// room for the largest several times over.
+fn call<E: Endpoint<Output = Response> + 'static>(
+    routes: &Arc<E>,
+    request: Request,
+) -> BoxFuture<'static, Response> {
+    let routes = Arc::clone(routes);
     let credentials = identified(&request).err();
     let (path, is_head) = (request.uri().path().to_owned(), request.method() == Method::HEAD);
-    let answered = AssertUnwindSafe(routes.call(request)).catch_unwind().await;
-    let mut response = match answered {
-        Ok(Ok(response)) => response,
-        Ok(Err(error)) => dressed(error, credentials, &path),
-        Err(_) => {
-            tracing::error!(path, "a handler panicked");
-            Problem::internal().response()
+    let answer = async move {
+        let answered = AssertUnwindSafe(routes.call(request)).catch_unwind().await;
+        let mut response = match answered {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => dressed(error, credentials, &path),
+            Err(_) => {
+                tracing::error!(path, "a handler panicked");
+                Problem::internal().response()
+            }
+        };
+        if is_head {
+            response.set_body(Body::empty());
         }
+        response
     };
-    if is_head {
-        response.set_body(Body::empty());
-    }
-    response
+    answer.boxed()
 }
 
 /// An error of the framework in our own words.
@@ -713,6 +731,8 @@ fn plain(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use poem::endpoint::BoxEndpoint;
+
     use super::*;
 
     #[test]
@@ -729,5 +749,22 @@ mod tests {
             "must be a whole number"
         );
         assert_eq!(plain("failed to parse \"optional_boolean\": no"), "must be true or false");
+    }
+
+    type Routes = Arc<BoxEndpoint<'static>>;
+
+    fn outside<F>(_: impl Fn(&'static Arc<Shared>, &'static Routes, Request) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn inside<F>(_: impl Fn(Visit, &'static Arc<Shared>, &'static Routes, Request) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// It is made anew and moved for each call.
+    #[test]
+    fn what_surrounds_a_call_takes_little_room() {
+        let (outside, inside) = (outside(serve), inside(Visit::serve));
+        assert!(outside <= 2048 && inside <= 4096, "{outside} and {inside} bytes");
     }
 }

@@ -259,11 +259,11 @@ pub enum Reply {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentView {
     /// The record.
-    pub agent: Agent,
+    pub agent: Arc<Agent>,
     /// Its newest deployment, or the one that waits behind it.
-    pub deployment: Option<Deployment>,
+    pub deployment: Option<Arc<Deployment>>,
     /// The version that serves or served last.
-    pub version: Option<Version>,
+    pub version: Option<Arc<Version>>,
 }
 
 /// The directory's tables and what is derived from them.
@@ -461,15 +461,12 @@ impl Directory {
     }
 
     /// An agent with what is shown beside it.
-    pub fn view(&self, agent: &Agent) -> AgentView {
+    pub fn view(&self, agent: &Arc<Agent>) -> AgentView {
         let shown = agent.waiting.unwrap_or(agent.deployment);
         AgentView {
-            agent: agent.clone(),
-            deployment: self.deployment(agent.id, shown).map(|row| Deployment::clone(&row)),
-            version: agent
-                .version
-                .and_then(|number| self.version(agent.id, number))
-                .map(|row| Version::clone(&row)),
+            agent: Arc::clone(agent),
+            deployment: self.deployment(agent.id, shown),
+            version: agent.version.and_then(|number| self.version(agent.id, number)),
         }
     }
 

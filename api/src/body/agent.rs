@@ -443,7 +443,7 @@ impl AgentBody {
             source: SourceBody::of(&agent.spec.source, image),
             environment: shown(&agent.spec.environment),
             metadata: agent.metadata.clone(),
-            deployment: deployment.as_ref().map(DeploymentBody::from),
+            deployment: deployment.as_deref().map(DeploymentBody::from),
             livemode: agent.tenant.mode.is_live(),
             etag: etag(agent),
         }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::VecDeque,
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -11,10 +12,11 @@ use std::{
 use actors::ports::ProposeError;
 use bytes::Bytes;
 use domain::{
-    machine::Machine,
+    codec,
+    machine::{Answer, Machine},
     planted::{self, Bug},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
@@ -33,15 +35,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(15);
 /// How long a leader may take to confirm that it still leads, before somebody else is asked.
 const READ_ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// What became of an entry that was sent to another node.
+/// What became of an entry. Between nodes the answer is encoded on its own.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ProposeReply {
-    /// It is agreed and applied there.
+pub enum ProposeReply<A> {
+    /// It is agreed, and applied where the leader is.
     Written {
         /// Its place in the log.
         index: u64,
         /// The machine's answer.
-        answer: Bytes,
+        answer: A,
     },
     /// Another node leads. Nothing was appended.
     Elsewhere(Option<u64>),
@@ -101,13 +103,14 @@ impl Forwarder {
         group: &Group<M>,
         proposal: Bytes,
         may_repeat: bool,
-    ) -> Result<Bytes, ProposeError> {
+    ) -> Result<Answer<M::Reply>, ProposeError> {
         let until = Instant::now() + self.deadline;
         let (mut told, mut was_unknown) = (None, false);
         while Instant::now() < until {
             let outcome = match self.leader(group, told.take()) {
+                // On the heap: whoever leads, as a rule, has no use for the room that a call between nodes takes.
                 Some(leader) if leader != self.me => {
-                    self.propose_there(leader, proposal.clone(), until).await
+                    Box::pin(self.propose_there(leader, proposal.clone(), until)).await
                 }
                 _ => here(group.write(proposal.clone(), None, until).await),
             };
@@ -128,11 +131,16 @@ impl Forwarder {
         Err(if was_unknown { ProposeError::Unknown } else { ProposeError::Unavailable })
     }
 
-    async fn propose_there(&self, leader: u64, proposal: Bytes, until: Instant) -> ProposeReply {
+    async fn propose_there<R: DeserializeOwned>(
+        &self,
+        leader: u64,
+        proposal: Bytes,
+        until: Instant,
+    ) -> ProposeReply<Answer<R>> {
         let path = format!("/propose/{}", self.group);
         let within = until.saturating_duration_since(Instant::now());
         match self.peers.call(leader, Class::Log, &path, proposal, within).await {
-            Ok(bytes) => unpack(&bytes).unwrap_or(ProposeReply::Unknown),
+            Ok(bytes) => told(&bytes).unwrap_or(ProposeReply::Unknown),
             // It never got there.
             Err(
                 CallError::Unreached(_)
@@ -152,7 +160,7 @@ impl Forwarder {
         let until = Instant::now() + self.deadline;
         let index = match group.leading_term() {
             Some(_) => self.read_index(group, until).await?,
-            None => self.shared_read_index(group, until).await?,
+            None => Box::pin(self.shared_read_index(group, until)).await?,
         };
         match group.applied(index, until).await {
             true => Ok(()),
@@ -168,7 +176,7 @@ impl Forwarder {
         let mut told = None;
         while Instant::now() < until {
             let answer = match self.leader(group, told.take()) {
-                Some(leader) if leader != self.me => self.read_there(leader).await,
+                Some(leader) if leader != self.me => Box::pin(self.read_there(leader)).await,
                 _ => match tokio::time::timeout(READ_ANSWER_WITHIN, group.read_index()).await {
                     Ok(Ok(id)) => ReadReply::At(id.index),
                     Ok(Err(NotWritten::Elsewhere(leader))) => ReadReply::Elsewhere(leader),
@@ -281,7 +289,21 @@ impl Drop for PassesOn<'_> {
     }
 }
 
-fn here(written: Result<(u64, Bytes), NotWritten>) -> ProposeReply {
+/// What another node said.
+fn told<R: DeserializeOwned>(bytes: &[u8]) -> io::Result<ProposeReply<Answer<R>>> {
+    Ok(match unpack(bytes).map_err(io::Error::other)? {
+        ProposeReply::Written { index, answer } => {
+            let answer: Bytes = answer;
+            let answer = codec::decode(&answer).map_err(io::Error::other)?;
+            ProposeReply::Written { index, answer }
+        }
+        ProposeReply::Elsewhere(leader) => ProposeReply::Elsewhere(leader),
+        ProposeReply::NotNow => ProposeReply::NotNow,
+        ProposeReply::Unknown => ProposeReply::Unknown,
+    })
+}
+
+fn here<R>(written: Result<(u64, Answer<R>), NotWritten>) -> ProposeReply<Answer<R>> {
     match written {
         Ok((index, answer)) => ProposeReply::Written { index, answer },
         Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),

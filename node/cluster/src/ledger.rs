@@ -495,11 +495,11 @@ impl Ledger for RaftLedger {
     }
 
     fn refresh_directory(&self) -> BoxFuture<'_, Result<(), ProposeError>> {
-        self.directory.refresh().boxed()
+        self.directory.refresh()
     }
 
     fn refresh_shard(&self, shard: u16) -> BoxFuture<'_, Result<(), ProposeError>> {
-        self.group(shard).refresh().boxed()
+        self.group(shard).refresh()
     }
 
     fn has_shard(&self, shard: u16) -> bool {

@@ -7,7 +7,10 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     time::Duration,
 };
@@ -18,6 +21,10 @@ use domain::{
     codec,
     machine::{Answer, Entry, Machine},
     planted::{self, Bug},
+};
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
 };
 use openraft::{
     BasicNode, ChangeMembers, Config, Instant as _, Raft, ReadPolicy, SnapshotPolicy,
@@ -49,6 +56,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// Between hand-overs of a leadership that only serve its spreading.
 const TRANSFER_EVERY: Duration = Duration::from_secs(5);
 
+/// No term comes that far.
+const NO_TERM: u64 = u64::MAX;
 /// How long a hand-over may take.
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(1);
 
@@ -144,6 +153,8 @@ pub struct Group<M: Machine> {
     transferred: Mutex<Option<Instant>>,
     is_wanted: AtomicBool,
     heard: Mutex<Option<Instant>>,
+    /// The newest term of this node in which it surely had every change from before.
+    caught_up: AtomicU64,
 }
 
 impl<M: Machine> Group<M> {
@@ -178,7 +189,18 @@ impl<M: Machine> Group<M> {
         let (shared, transferred) = (shared.clone(), Mutex::default());
         let is_wanted = AtomicBool::new(true);
         let heard = Mutex::default();
-        Ok(Self { number, raft, replica, log, shared, forwarder, transferred, is_wanted, heard })
+        Ok(Self {
+            number,
+            raft,
+            replica,
+            log,
+            shared,
+            forwarder,
+            transferred,
+            is_wanted,
+            heard,
+            caught_up: AtomicU64::new(NO_TERM),
+        })
     }
 
     /// The state, for readers.
@@ -194,21 +216,21 @@ impl<M: Machine> Group<M> {
         term: Option<u64>,
     ) -> Result<Answer<M::Reply>, ProposeError> {
         let proposal = Bytes::from(codec::encode(entry));
-        let bytes = match term {
-            Some(term) => self.propose_here(proposal, term).await?,
-            None => self.forwarder.propose(self, proposal, entry.key.is_some()).await?,
-        };
-        match codec::decode(&bytes) {
-            Ok(answer) => Ok(answer),
-            Err(error) => unreachable!("our own answer is not readable: {error}"),
+        match term {
+            Some(term) => self.propose_here(proposal, term).await,
+            None => self.forwarder.propose(self, proposal, entry.key.is_some()).await,
         }
     }
 
-    async fn propose_here(&self, proposal: Bytes, term: u64) -> Result<Bytes, ProposeError> {
+    async fn propose_here(
+        &self,
+        proposal: Bytes,
+        term: u64,
+    ) -> Result<Answer<M::Reply>, ProposeError> {
         let until = Instant::now() + self.shared.deadline;
         loop {
             match self.write(proposal.clone(), Some(term), until).await {
-                Ok((_, bytes)) => return Ok(bytes),
+                Ok((_, answer)) => return Ok(answer),
                 Err(NotWritten::NotOwner | NotWritten::Elsewhere(_)) => {
                     return Err(ProposeError::Rejected(domain::Rejection::NotOwner));
                 }
@@ -222,8 +244,25 @@ impl<M: Machine> Group<M> {
     }
 
     /// Waits until the replica holds every change acknowledged before this call.
-    pub async fn refresh(&self) -> Result<(), ProposeError> {
-        self.forwarder.refresh(self).await
+    pub fn refresh(&self) -> BoxFuture<'_, Result<(), ProposeError>> {
+        let term = self.leading_term();
+        if term.is_some_and(|term| self.leads_alone(term)) {
+            return future::ready(Ok(())).boxed();
+        }
+        let waiting = async move {
+            self.forwarder.refresh(self).await?;
+            if let Some(term) = term {
+                self.caught_up.store(term, Release);
+            }
+            Ok(())
+        };
+        waiting.boxed()
+    }
+
+    /// Whether a leader of this term needs no question to know that it has everything: it had all from before
+    /// once, what it acknowledged since was applied here before that, and nobody comes to lead without its vote.
+    fn leads_alone(&self, term: u64) -> bool {
+        self.caught_up.load(Acquire) == term && is_only_voter(&self.raft, self.shared.node)
     }
 
     /// Writes an entry if this node leads; gives its place in the log and the machine's answer.
@@ -232,7 +271,7 @@ impl<M: Machine> Group<M> {
         proposal: Bytes,
         term: Option<u64>,
         until: Instant,
-    ) -> Result<(u64, Bytes), NotWritten> {
+    ) -> Result<(u64, Answer<M::Reply>), NotWritten> {
         let written =
             tokio::time::timeout_at(until, self.write_as_leader(Proposal(proposal), term));
         written.await.unwrap_or(Err(NotWritten::Unknown))
@@ -242,7 +281,7 @@ impl<M: Machine> Group<M> {
         &self,
         proposal: Proposal,
         term: Option<u64>,
-    ) -> Result<(u64, Bytes), NotWritten> {
+    ) -> Result<(u64, Answer<M::Reply>), NotWritten> {
         let leader = self.raft.as_leader().map_err(elsewhere)?;
         if term.is_some_and(|term| leader.term() != term) {
             return Err(NotWritten::NotOwner);
@@ -258,7 +297,10 @@ impl<M: Machine> Group<M> {
             NotWritten::Unknown
         })?;
         match completed.await {
-            Ok(Ok(response)) => Ok((response.log_id.index, response.data.0)),
+            Ok(Ok(response)) => match response.data.take() {
+                Some(answer) => Ok((response.log_id.index, answer)),
+                None => unreachable!("a command has an answer of its machine's kind"),
+            },
             // In these nothing was appended.
             Ok(Err(ClientWriteError::ForwardToLeader(forward))) => Err(elsewhere(forward)),
             Ok(Err(_)) | Err(_) => Err(NotWritten::Unknown),
@@ -542,10 +584,12 @@ impl<M: Machine> Group<M> {
     }
 
     /// An entry of another node that found this one to lead.
-    pub(crate) async fn answer_propose(&self, proposal: Bytes) -> ProposeReply {
+    pub(crate) async fn answer_propose(&self, proposal: Bytes) -> ProposeReply<Bytes> {
         let until = Instant::now() + self.shared.deadline;
         match self.write(proposal, None, until).await {
-            Ok((index, answer)) => ProposeReply::Written { index, answer },
+            Ok((index, answer)) => {
+                ProposeReply::Written { index, answer: Bytes::from(codec::encode(&answer)) }
+            }
             Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),
             Err(NotWritten::NotNow | NotWritten::NotOwner) => ProposeReply::NotNow,
             Err(NotWritten::Unknown) => ProposeReply::Unknown,
@@ -617,8 +661,8 @@ pub struct View {
 fn is_only_voter<M: Machine>(raft: &Raft<TypeConfig, GroupMachine<M>>, node: u64) -> bool {
     let metrics = raft.metrics();
     let metrics = metrics.borrow_watched();
-    let voters = metrics.membership_config.membership().voter_ids();
-    voters.collect::<BTreeSet<u64>>() == BTreeSet::from([node])
+    let mut voters = metrics.membership_config.membership().voter_ids();
+    voters.next() == Some(node) && voters.all(|voter| voter == node)
 }
 
 /// Where an entry should go instead.

@@ -10,7 +10,6 @@ use std::{
 };
 
 use actors::ports::Replica;
-use bytes::Bytes;
 use domain::{
     codec,
     machine::{self, Machine},
@@ -117,7 +116,7 @@ pub(super) fn apply_one<M: Machine>(
             Ok(entry) => {
                 let (answer, happened) = machine::apply(machine, &entry);
                 events.extend(happened);
-                Answered(Bytes::from(codec::encode(&answer)))
+                Answered::with(answer)
             }
             Err(error) => unreachable!("the agreed entry {log_id} is not readable: {error}"),
         },

@@ -1,9 +1,10 @@
-//! The one type configuration of all groups. Commands and answers travel as bytes, so that store and
-//! network need not know which machine they serve.
+//! The one type configuration of all groups. Commands travel as bytes, so that store and network need not
+//! know which machine they serve; answers stay in the process.
 
-use std::fmt;
+use std::{any::Any, fmt};
 
 use bytes::Bytes;
+use domain::machine::Answer;
 use openraft::BasicNode;
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +26,25 @@ impl fmt::Display for Proposal {
     }
 }
 
-/// An encoded [`domain::machine::Answer`]; empty for entries that carry no command.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answered(pub Bytes);
+/// What the machine answered, for whoever waits for it in this process; nothing for entries that carry no
+/// command.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Answered {
+    #[serde(skip)]
+    answer: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Answered {
+    /// This answer.
+    pub fn with<R: Send + Sync + 'static>(answer: Answer<R>) -> Self {
+        Self { answer: Some(Box::new(answer)) }
+    }
+
+    /// The answer to a command whose replies are of this kind.
+    pub fn take<R: 'static>(self) -> Option<Answer<R>> {
+        self.answer?.downcast().ok().map(|answer| *answer)
+    }
+}
 
 /// Runs the groups' tasks: tokio in step, with dice that fall as [`super::group::Shared::seed`] says.
 pub type Runtime = openraft::rt::deterministic_rng::DeterministicRng<InStep>;

@@ -1,0 +1,81 @@
+//! A group of one reads what it has without asking anybody; after a restart it first has to have it again.
+
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
+
+use cluster::{
+    peer::{book::AddressBook, client::PeerClient},
+    raft::{
+        disk::{self, Scribe},
+        group::{Group, Shared, Snapshots, Timeouts},
+        log::LogFile,
+        state::StateFile,
+    },
+};
+use domain::{
+    NodeId, Timestamp,
+    directory::{Command, Directory},
+    machine::{Claim, Entry},
+};
+use futures::{FutureExt as _, StreamExt as _, stream};
+use openraft::{RaftLogReader as _, entry::RaftEntry as _, storage::RaftLogStorage as _};
+
+/// Entries to apply again; they take longer than an election of one.
+const ENTRIES: u64 = 4000;
+const NODE: u64 = 1;
+
+/// A node that writes its tables when it has nothing else to do for an hour.
+async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
+    let file = |name: &str| disk::open(&folder.join(name)).expect("opens");
+    let late = Scribe::Task(Arc::new(|| Duration::from_secs(3600)));
+    let nobody = Arc::new(|_| async { Err(io::ErrorKind::NotConnected.into()) }.boxed());
+    let shared = Shared {
+        node: NODE,
+        log: LogFile::start(file("raft.redb")).expect("starts"),
+        state: StateFile::start_with(file("state.redb"), late).expect("starts"),
+        peers: PeerClient::over(nobody, NODE, Arc::new(AddressBook::default())),
+        incoming: folder.join("incoming"),
+        timeouts: Timeouts::default(),
+        deadline: Duration::from_secs(60),
+        snapshots: Snapshots::default(),
+        seed: 1,
+    };
+    let group = Group::open(0, &shared, founds, Arc::new(|_| {}), Arc::new(|| None));
+    group.await.expect("opens")
+}
+
+/// That is written later than the entries themselves: a power cut may take it.
+async fn forget_what_was_committed(folder: &Path) {
+    let file =
+        LogFile::start(disk::open(&folder.join("raft.redb")).expect("opens")).expect("starts");
+    let mut log = file.group(0).expect("reads");
+    let first = log.limited_get_log_entries(1, 2).await.expect("reads")[0].log_id();
+    log.save_committed(Some(first)).await.expect("is told");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_again() {
+    let (before, after) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let group = open(before.path(), Some("127.0.0.1:1")).await;
+    group.refresh().await.expect("it leads");
+    let lead = |term: u64| {
+        let command = Command::Lead { node: NodeId(u128::from(term)) };
+        let claim = Some(Claim { shard: 0, term });
+        let entry = Entry { claim, ..Entry::new(Timestamp::default(), command) };
+        let group = &group;
+        async move { group.propose(&entry, None).await.expect("it is agreed").result.map(drop) }
+    };
+    let written: Vec<_> = stream::iter(1..=ENTRIES).map(lead).buffered(64).collect().await;
+    assert!(written.last().is_some_and(Result::is_ok), "{:?}", written.last());
+    group.shutdown().await;
+    fs::copy(before.path().join("raft.redb"), after.path().join("raft.redb")).expect("copied");
+
+    forget_what_was_committed(after.path()).await;
+    let group = open(after.path(), None).await;
+    while group.leading_term().is_none() {
+        tokio::task::yield_now().await;
+    }
+    group.refresh().await.expect("it leads");
+    let newest = group.replica().read().claims.get(&0).map(|claim| claim.term);
+    assert_eq!(newest, Some(ENTRIES));
+}

@@ -26,6 +26,9 @@ use crate::{ports::ProposeError, world::World};
 
 /// Events carried at once, and rows of the audit log.
 const CARRIED_AT_ONCE: usize = 256;
+/// Least time between two looks at an outbox that was emptied: what comes meanwhile is carried together. What
+/// comes alone is carried at once.
+const CARRY_EVERY: Duration = Duration::from_millis(10);
 /// Between looks when nothing is heard of.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a shard may take to write down what it is given.
@@ -83,6 +86,7 @@ impl World {
     async fn relay_of(self: Arc<Self>, group: Group) {
         let mut silent = Silent::default();
         loop {
+            let began = Instant::now();
             let carried = match self.carries(group) {
                 true => self.carry(group, &mut silent).await,
                 false => Ok(false),
@@ -92,6 +96,7 @@ impl World {
                 Ok(false) => {
                     let bell = self.watch.bells.of(group).notified();
                     let _ = tokio::time::timeout(silent.soonest(), bell).await;
+                    tokio::time::sleep_until(began + CARRY_EVERY).await;
                 }
                 Err(error) => {
                     tracing::debug!(?group, %error, "events are not told yet");

@@ -26,8 +26,8 @@ use crate::{ports::ProposeError, world::World};
 
 /// Events carried at once, and rows of the audit log.
 const CARRIED_AT_ONCE: usize = 256;
-/// Least time between two looks at an outbox that was emptied: what comes meanwhile is carried together. What
-/// comes alone is carried at once.
+/// Least time between two looks at an outbox that was emptied, where there is no webhook that waits for it: what
+/// comes meanwhile is carried together.
 const CARRY_EVERY: Duration = Duration::from_millis(10);
 /// Between looks when nothing is heard of.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -96,7 +96,9 @@ impl World {
                 Ok(false) => {
                     let bell = self.watch.bells.of(group).notified();
                     let _ = tokio::time::timeout(silent.soonest(), bell).await;
-                    tokio::time::sleep_until(began + CARRY_EVERY).await;
+                    if self.directory().read().webhooks.rows().next().is_none() {
+                        tokio::time::sleep_until(began + CARRY_EVERY).await;
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(?group, %error, "events are not told yet");

@@ -29,7 +29,7 @@ use cluster::{
     answer::PeerPort,
     gossip::{Alive, seal::Keyring},
     peer::{self},
-    raft::{group::Snapshots, step},
+    raft::{disk::LOG, group::Snapshots, step},
 };
 use domain::{
     NodeId, OrgId, Rejection, cloud::Provider, directory::Command, machine::Entry, node::NodeFacts,
@@ -502,7 +502,7 @@ async fn open_ledger(
     let storage = Storage::open(data).context("the replicated log could not be opened")?;
     let opened = RaftLedger::open(storage, settings, Arc::clone(watch) as _, client).await;
     let ledger = opened.context("the replicated log could not be opened")?;
-    for private in ["raft.redb", "state.redb", "node.json"] {
+    for private in [LOG, "state.redb", "node.json"] {
         fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o600))?;
     }
     if !identity.has_log {

@@ -210,7 +210,7 @@ async fn begin_groups(
         let (term, index) = unpack(&head).with_context(|| format!("group {group}"))?;
         let alone = Alone { group, node: identity.raft_id, address: "" };
         let keep = |table| group > 0 || !TABLES_OF_MACHINES.contains(&table);
-        files.begin(&alone, log_id(term, index), &StateSnapshot::received(rows), keep)?;
+        files.begin(&alone, log_id(term, index), &StateSnapshot::received(rows), keep).await?;
     }
     Ok(())
 }

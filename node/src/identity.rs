@@ -6,6 +6,7 @@ use std::{fs, path::Path};
 
 use actors::ports::{Clock as _, Entropy as _};
 use anyhow::Context as _;
+use cluster::raft::disk::LOG;
 use domain::NodeId;
 use serde::{Deserialize, Serialize};
 
@@ -66,14 +67,14 @@ impl NodeIdentity {
             let text = fs::read(&path)?;
             let known: Self = serde_json::from_slice(&text).context("node.json is damaged")?;
             anyhow::ensure!(
-                !known.has_log || data.join("raft.redb").exists(),
+                !known.has_log || data.join(LOG).exists(),
                 "{} has lost its log: a node whose disk is gone must not come back under its old \
                  number; take it out with `roost cluster remove` and join with an empty folder",
                 data.display()
             );
             return Ok(Some(known));
         }
-        let has_state = data.join("raft.redb").exists();
+        let has_state = data.join(LOG).exists();
         anyhow::ensure!(
             !has_state,
             "{} has a log but no node.json: restore it, or start with an empty folder",

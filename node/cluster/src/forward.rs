@@ -2,12 +2,7 @@
 //! up to where a read must wait. It keeps trying through an election until the caller's time is up,
 //! so nobody outside ever hears "not leader".
 
-use std::{
-    collections::VecDeque,
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use actors::ports::ProposeError;
 use bytes::Bytes;
@@ -17,9 +12,10 @@ use domain::{
     planted::{self, Bug},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
+    gate::Gate,
     peer::{
         Class,
         client::{CallError, PeerClient},
@@ -71,14 +67,8 @@ pub struct Forwarder {
     peers: Arc<PeerClient>,
     deadline: Duration,
     hint: LeaderHint,
-    gate: Mutex<Gate>,
-}
-
-/// Reads that came while one was on its way share the next one.
-#[derive(Default)]
-struct Gate {
-    is_open: bool,
-    waiting: VecDeque<oneshot::Sender<Turn>>,
+    /// Reads at once ask the leader once.
+    reads: Gate<Result<u64, ProposeError>>,
 }
 
 impl Forwarder {
@@ -90,7 +80,7 @@ impl Forwarder {
         deadline: Duration,
         hint: LeaderHint,
     ) -> Self {
-        Self { group, me, peers, deadline, hint, gate: Mutex::default() }
+        Self { group, me, peers, deadline, hint, reads: Gate::default() }
     }
 
     fn leader<M: Machine>(&self, group: &Group<M>, told: Option<u64>) -> Option<u64> {
@@ -160,7 +150,11 @@ impl Forwarder {
         let until = Instant::now() + self.deadline;
         let index = match group.leading_term() {
             Some(_) => self.read_index(group, until).await?,
-            None => Box::pin(self.shared_read_index(group, until)).await?,
+            None => {
+                let asked = Box::pin(self.reads.ask(self.read_index(group, until)));
+                let late = |_| ProposeError::Unavailable;
+                tokio::time::timeout_at(until, asked).await.map_err(late)??
+            }
         };
         match group.applied(index, until).await {
             true => Ok(()),
@@ -198,94 +192,6 @@ impl Forwarder {
         let answer =
             self.peers.call(leader, Class::Beats, &path, Bytes::new(), READ_ANSWER_WITHIN).await;
         answer.ok().and_then(|bytes| unpack(&bytes).ok()).unwrap_or(ReadReply::NotNow)
-    }
-
-    /// One question to the leader answers all who asked before it was sent. Whoever comes while a
-    /// question is out waits for the next one, which the first of those asks.
-    async fn shared_read_index<M: Machine>(
-        &self,
-        group: &Group<M>,
-        until: Instant,
-    ) -> Result<u64, ProposeError> {
-        let (sender, receiver) = oneshot::channel();
-        let mut ticket = Ticket { forwarder: self, receiver };
-        let asks = {
-            let mut gate = self.gate();
-            let asks = !std::mem::replace(&mut gate.is_open, true);
-            if !asks {
-                gate.waiting.push_back(sender);
-            }
-            asks
-        };
-        if asks {
-            return self.ask_for_all(group, until).await;
-        }
-        match tokio::time::timeout_at(until, &mut ticket.receiver).await {
-            Ok(Ok(Turn::Answer(answer))) => answer,
-            Ok(Ok(Turn::Ask)) => self.ask_for_all(group, until).await,
-            Ok(Err(_)) | Err(_) => Err(ProposeError::Unavailable),
-        }
-    }
-
-    async fn ask_for_all<M: Machine>(
-        &self,
-        group: &Group<M>,
-        until: Instant,
-    ) -> Result<u64, ProposeError> {
-        let _passes = PassesOn(self);
-        let asking = std::mem::take(&mut self.gate().waiting);
-        let answer = self.read_index(group, until).await;
-        for one in asking {
-            let _ = one.send(Turn::Answer(answer.clone()));
-        }
-        answer
-    }
-
-    fn gate(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next one in line asks; without one the gate closes.
-    fn pass_on(&self) {
-        let mut gate = self.gate();
-        while let Some(next) = gate.waiting.pop_front() {
-            if next.send(Turn::Ask).is_ok() {
-                return;
-            }
-        }
-        gate.is_open = false;
-    }
-}
-
-/// What somebody in line hears.
-enum Turn {
-    /// The answer to a question that was asked after it came.
-    Answer(Result<u64, ProposeError>),
-    /// It is to ask.
-    Ask,
-}
-
-/// A place in line; whoever leaves it when it was just called lets the next one ask.
-struct Ticket<'f> {
-    forwarder: &'f Forwarder,
-    receiver: oneshot::Receiver<Turn>,
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        self.receiver.close();
-        if matches!(self.receiver.try_recv(), Ok(Turn::Ask)) {
-            self.forwarder.pass_on();
-        }
-    }
-}
-
-/// Whoever asked is done, however that came.
-struct PassesOn<'f>(&'f Forwarder);
-
-impl Drop for PassesOn<'_> {
-    fn drop(&mut self) {
-        self.0.pass_on();
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     placement::{self, Spot},
     raft::{
         answer::AnyGroup,
-        disk,
+        disk::{self, LOG},
         group::{Export, Group, LeaderHint, Shared, Snapshots, Timeouts, View},
         log::{LogFigures, LogFile},
         members::Wanted,
@@ -82,7 +82,7 @@ pub struct Storage {
 impl Storage {
     /// Opens those below `folder`, and looks through them for damage now and then.
     pub fn open(folder: &Path) -> io::Result<Self> {
-        let log = LogFile::start(disk::open(&folder.join("raft.redb"))?)?;
+        let log = LogFile::start(disk::open_log(&folder.join(LOG))?)?;
         let state = StateFile::start(disk::open(&folder.join("state.redb"))?)?;
         scrub::start(vec![Arc::clone(&log) as _, Arc::clone(&state) as _])?;
         Ok(Self { log, state, incoming: folder.join("snapshots") })

@@ -9,6 +9,7 @@
 pub mod answer;
 pub mod entrance;
 pub mod forward;
+pub mod gate;
 pub mod gossip;
 pub mod ledger;
 pub mod peer;

@@ -9,6 +9,7 @@ use cluster::{
         group::{Group, Shared, Snapshots, Timeouts},
         log::LogFile,
         state::StateFile,
+        wal::Opened,
     },
 };
 use domain::{
@@ -23,6 +24,10 @@ use openraft::{RaftLogReader as _, entry::RaftEntry as _, storage::RaftLogStorag
 const ENTRIES: u64 = 4000;
 const NODE: u64 = 1;
 
+fn open_log(folder: &Path) -> Opened {
+    disk::open_log(&folder.join(disk::LOG)).expect("opens")
+}
+
 /// A node that writes its tables when it has nothing else to do for an hour.
 async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
     let file = |name: &str| disk::open(&folder.join(name)).expect("opens");
@@ -30,7 +35,7 @@ async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
     let nobody = Arc::new(|_| async { Err(io::ErrorKind::NotConnected.into()) }.boxed());
     let shared = Shared {
         node: NODE,
-        log: LogFile::start(file("raft.redb")).expect("starts"),
+        log: LogFile::start(open_log(folder)).expect("starts"),
         state: StateFile::start_with(file("state.redb"), late).expect("starts"),
         peers: PeerClient::over(nobody, NODE, Arc::new(AddressBook::default())),
         incoming: folder.join("incoming"),
@@ -45,8 +50,7 @@ async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
 
 /// That is written later than the entries themselves: a power cut may take it.
 async fn forget_what_was_committed(folder: &Path) {
-    let file =
-        LogFile::start(disk::open(&folder.join("raft.redb")).expect("opens")).expect("starts");
+    let file = LogFile::start(open_log(folder)).expect("starts");
     let mut log = file.group(0).expect("reads");
     let first = log.limited_get_log_entries(1, 2).await.expect("reads")[0].log_id();
     log.save_committed(Some(first)).await.expect("is told");
@@ -68,7 +72,7 @@ async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_a
     let written: Vec<_> = stream::iter(1..=ENTRIES).map(lead).buffered(64).collect().await;
     assert!(written.last().is_some_and(Result::is_ok), "{:?}", written.last());
     group.shutdown().await;
-    fs::copy(before.path().join("raft.redb"), after.path().join("raft.redb")).expect("copied");
+    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
 
     forget_what_was_committed(after.path()).await;
     let group = open(after.path(), None).await;

@@ -17,6 +17,7 @@ use cluster::raft::{
     disk,
     log::{GroupLog, LogFile},
     types::{Entry, LogId, Proposal, TypeConfig},
+    wal,
 };
 use openraft::{
     RaftLogReader as _,
@@ -29,6 +30,8 @@ use openraft::{
 use redb::StorageBackend;
 
 const GROUP: u16 = 3;
+/// Bytes of a segment of the log.
+const SEGMENT: u64 = 16 * 1024;
 
 fn entry(index: u64) -> Entry {
     let leader: LeaderId<u64, u64> = LeaderId::new(1, 1);
@@ -90,7 +93,7 @@ impl StorageBackend for Failing {
 async fn a_log_on_a_disk_that_fails() {
     let left = Arc::new(AtomicUsize::new(usize::MAX));
     let disk = Failing { bytes: Mutex::default(), left: Arc::clone(&left) };
-    let file = LogFile::start(disk::open_on(disk).expect("opens")).expect("starts");
+    let file = LogFile::start(wal::open(disk, SEGMENT).expect("opens")).expect("starts");
     let mut log = file.group(GROUP).expect("reads");
     for index in 1..100 {
         if index == 20 {
@@ -117,7 +120,7 @@ fn a_sync_that_fails_ends_the_process_before_anything_is_acknowledged() {
 }
 
 async fn read(path: &Path) -> io::Result<Vec<Entry>> {
-    let file = LogFile::start(disk::open(path)?)?;
+    let file = LogFile::start(disk::open_log(path)?)?;
     file.group(GROUP)?.try_get_log_entries(0..u64::MAX).await
 }
 
@@ -125,9 +128,9 @@ async fn read(path: &Path) -> io::Result<Vec<Entry>> {
 async fn flipped_bits_are_never_taken_for_entries() {
     const ENTRIES: u64 = 60;
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("raft.redb");
+    let path = folder.path().join(disk::LOG);
     {
-        let file = LogFile::start(disk::open(&path).expect("opens")).expect("starts");
+        let file = LogFile::start(disk::open_log(&path).expect("opens")).expect("starts");
         let mut log = file.group(GROUP).expect("reads");
         for index in 1..=ENTRIES {
             append(&mut log, index).await;
@@ -150,7 +153,7 @@ async fn flipped_bits_are_never_taken_for_entries() {
     for round in 0..400_usize {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let place = used[usize::try_from(dice >> 33).expect("small") % used.len()];
-        let other = folder.path().join(format!("{round}.redb"));
+        let other = folder.path().join(format!("{round}.wal"));
         let mut damaged = bytes.clone();
         damaged[place] ^= 1 << (dice % 8);
         std::fs::write(&other, &damaged).expect("written");

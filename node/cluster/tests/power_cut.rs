@@ -11,9 +11,9 @@ use std::{
 };
 
 use cluster::raft::{
-    disk,
     log::{GroupLog, LogFile},
     types::{Entry, LogId, Proposal, TypeConfig, Vote},
+    wal,
 };
 use openraft::{
     RaftLogReader as _,
@@ -117,6 +117,8 @@ struct Model {
 
 const GROUPS: u16 = 3;
 const OPERATIONS: usize = 300;
+/// So small that frames lie over the ends of segments, and segments are used again.
+const SEGMENT: u64 = 2048;
 
 fn leader(term: u64) -> openraft::impls::leader_id_std::LeaderId<u64, u64> {
     openraft::impls::leader_id_std::LeaderId::new(term, 1)
@@ -168,10 +170,15 @@ async fn step(log: &mut GroupLog, model: &mut Model, dice: &mut Dice) {
     }
 }
 
-/// What a cut after `upto` events leaves; `kind` says how the unsynced part fares.
-fn after_cut(events: &[Event], synced: usize, kind: usize, dice: &mut Dice) -> Vec<u8> {
+/// What a cut after these events leaves of a disk; `kind` says how the unsynced part fares.
+fn after_cut(
+    mut bytes: Vec<u8>,
+    events: &[Event],
+    synced: usize,
+    kind: u64,
+    dice: &mut Dice,
+) -> Vec<u8> {
     let upto = events.len();
-    let mut bytes = vec![];
     events[..synced].iter().for_each(|event| carry_out(&mut bytes, event));
     let mut loose: Vec<Event> = events[synced..upto].to_vec();
     match kind {
@@ -188,7 +195,7 @@ fn after_cut(events: &[Event], synced: usize, kind: usize, dice: &mut Dice) -> V
 }
 
 async fn found(disk: Disk) -> io::Result<Vec<Model>> {
-    let file = LogFile::start(disk::open_on(disk)?)?;
+    let file = LogFile::start(wal::open(disk, SEGMENT)?)?;
     let mut all = vec![];
     for group in 0..GROUPS {
         let mut log = file.group(group)?;
@@ -228,7 +235,7 @@ struct Trace {
 
 async fn trace() -> Trace {
     let (disk, mut dice) = (Disk::default(), Dice(11));
-    let file = LogFile::start(disk::open_on(disk.clone()).expect("opens")).expect("starts");
+    let file = LogFile::start(wal::open(disk.clone(), SEGMENT).expect("opens")).expect("starts");
     let mut logs: Vec<_> = (0..GROUPS).map(|group| file.group(group).expect("reads")).collect();
     let mut models = vec![Model::default(); usize::from(GROUPS)];
     let mut history = vec![(lock(&disk.events).len(), models.clone())];
@@ -252,7 +259,7 @@ impl Trace {
         for upto in (self.history[0].0..=self.events.len()).step_by(every) {
             let events = &self.events[..upto];
             let synced = events.iter().rposition(is_sync).unwrap_or(self.history[0].0);
-            let bytes = after_cut(events, synced, upto % 3, &mut dice);
+            let bytes = after_cut(vec![], events, synced, upto as u64 % 3, &mut dice);
             cuts += 1;
             match found(Disk::holding(bytes)).await {
                 Ok(found) => losses.extend(self.loss(upto, &found)),
@@ -287,4 +294,52 @@ async fn nothing_acknowledged_is_lost_at_any_cut() {
 async fn a_disk_that_lies_about_syncs_is_noticed() {
     let (cuts, losses) = trace().await.cut_everywhere(|_| false, 7).await;
     assert!(losses.len() > cuts / 4, "{} of {cuts} cuts: this test can't fail", losses.len());
+}
+
+/// Cuts in each life of a disk before the next one begins.
+const LIVES: usize = 10;
+
+/// One life: some steps, and a cut during the last of them. Gives what the disk has then, and what was known
+/// before and would have been known after that step.
+async fn life(before: Vec<u8>, models: &[Model], dice: &mut Dice) -> (Vec<u8>, Vec<Vec<Model>>) {
+    let disk = Disk::holding(before.clone());
+    let file = LogFile::start(wal::open(disk.clone(), SEGMENT).expect("opens")).expect("starts");
+    let mut logs: Vec<_> = (0..GROUPS).map(|group| file.group(group).expect("reads")).collect();
+    let mut known = vec![models.to_vec()];
+    let mut acknowledged = lock(&disk.events).len();
+    for _ in 0..5 + dice.below(40) {
+        let mut models = known.last().expect("it begins with one").clone();
+        let group = usize::try_from(dice.below(u64::from(GROUPS))).expect("small");
+        acknowledged = lock(&disk.events).len();
+        step(&mut logs[group], &mut models[group], dice).await;
+        known = vec![known.pop().expect("it begins with one"), models];
+    }
+    let events = lock(&disk.events).clone();
+    let last = (events.len() - acknowledged) as u64;
+    let upto = acknowledged + usize::try_from(dice.below(last + 1)).expect("small");
+    let synced = events[..upto].iter().rposition(|event| matches!(event, Event::Sync)).unwrap_or(0);
+    let kind = dice.below(3);
+    (after_cut(before, &events[..upto], synced, kind, dice), known)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_over_many_lives() {
+    let mut longest = 0;
+    for seed in 0..40 {
+        let (mut bytes, mut dice) = (vec![], Dice(seed));
+        let mut models = vec![Model::default(); usize::from(GROUPS)];
+        for number in 0..LIVES {
+            let (after, known) = life(bytes, &models, &mut dice).await;
+            let found = found(Disk::holding(after.clone())).await;
+            let found = found.unwrap_or_else(|error| panic!("seed {seed}, life {number}: {error}"));
+            for group in 0..usize::from(GROUPS) {
+                let (known, next) = (&known[0][group], &known[1][group]);
+                let fits = holds(&found[group], known, next);
+                assert!(fits, "seed {seed}, life {number}, group {group}: {:?}", found[group]);
+            }
+            longest = longest.max(after.len());
+            (bytes, models) = (after, found);
+        }
+    }
+    assert!(longest < 512 * 1024, "{longest} bytes: segments are not used again");
 }

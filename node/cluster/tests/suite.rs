@@ -24,7 +24,8 @@ impl StoreBuilder<TypeConfig, GroupLog, GroupMachine<Shard>, TempDir> for Fresh 
     ) -> Result<(TempDir, GroupLog, GroupMachine<Shard>), StorageError<TypeConfig>> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let open = |name: &str| disk::open(&folder.path().join(name)).expect("opens");
-        let log = LogFile::start(open("raft.redb")).expect("starts").group(3).expect("reads");
+        let log = disk::open_log(&folder.path().join("raft.wal")).expect("opens");
+        let log = LogFile::start(log).expect("starts").group(3).expect("reads");
         let state = StateFile::start(open("state.redb")).expect("starts");
         let machine = GroupMachine::open(3, &state, Arc::new(|_| {})).expect("opens");
         Ok((folder, log, machine))

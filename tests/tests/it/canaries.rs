@@ -190,7 +190,7 @@ async fn two_hundred_secrets_are_found_nowhere() {
     let places = [data.path(), said.path()];
     assert_eq!(found_in(&canaries.0, &places), "", "on disk, or in what the node says");
     // The search does find what is no secret.
-    assert!(found_in(&["careful".to_owned()], &places).contains("raft.redb"));
+    assert!(found_in(&["careful".to_owned()], &places).contains("raft.wal"));
     // An end at which others leave a core file.
     let works_in = std::fs::read_link(format!("/proc/{}/cwd", node.pid())).expect("a folder");
     let abort = Command::new("kill").args(["-ABRT", &node.pid().to_string()]).status();

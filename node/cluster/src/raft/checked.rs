@@ -5,9 +5,10 @@
 use std::io;
 
 /// Bytes of the checksum.
-const SUM_BYTES: usize = 4;
+pub const SUM_BYTES: usize = 4;
 
-fn sum_of(key: &[u8], bytes: &[u8]) -> [u8; SUM_BYTES] {
+/// The checksum of these bytes under this key.
+pub fn sum_of(key: &[u8], bytes: &[u8]) -> [u8; SUM_BYTES] {
     crc32c::crc32c_append(crc32c::crc32c(key), bytes).to_be_bytes()
 }
 

@@ -1,4 +1,4 @@
-//! Opens redb files so that what they acknowledge survives a power cut.
+//! Opens a node's files so that what they acknowledge survives a power cut.
 
 use std::{
     fs, io,
@@ -10,7 +10,13 @@ use std::{
 
 use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
 
-use super::checked::Damaged;
+use super::{
+    checked::Damaged,
+    wal::{self, Opened, WholeFile},
+};
+
+/// The name of the file with the logs of all groups.
+pub const LOG: &str = "raft.wal";
 
 /// Page cache of one file.
 const CACHE_BYTES: usize = 8 * 1024 * 1024;
@@ -45,22 +51,38 @@ const FREE_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks whether they are free.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Opens or makes a file, and makes its name durable: redb syncs the file, not its folder.
+/// Opens or makes a redb file, and makes its name durable: redb syncs the file, not its folder.
 pub fn open(path: &Path) -> io::Result<Database> {
+    durably(path, || {
+        let opened = Builder::new().set_cache_size(CACHE_BYTES).create(path);
+        opened.map_err(|error| match matches!(error, DatabaseError::DatabaseAlreadyOpen) {
+            true => io::ErrorKind::WouldBlock.into(),
+            false => explained(error),
+        })
+    })
+}
+
+/// Opens or makes the file of the log in the same way.
+pub fn open_log(path: &Path) -> io::Result<Opened> {
+    durably(path, || wal::open(WholeFile::open(path)?, wal::SEGMENT_BYTES))
+}
+
+/// Opens a file as soon as nobody else has it.
+fn durably<T>(path: &Path, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let is_new = !path.exists();
     let until = Instant::now() + FREE_WITHIN;
-    let database = loop {
-        match Builder::new().set_cache_size(CACHE_BYTES).create(path) {
-            Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < until => {
+    let opened = loop {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
                 thread::sleep(LOOK_AGAIN);
             }
-            opened => break opened.map_err(explained)?,
+            opened => break opened?,
         }
     };
     if is_new && let Some(folder) = path.parent() {
         fs::File::open(folder)?.sync_all()?;
     }
-    Ok(database)
+    Ok(opened)
 }
 
 /// What redb finds damaged when it repairs a file is damage like any other.

@@ -46,6 +46,7 @@ use super::{
 };
 use crate::{
     forward::{Forwarder, ProposeReply, ReadReply},
+    gate::Gate,
     peer::client::PeerClient,
 };
 
@@ -129,7 +130,7 @@ impl Default for Snapshots {
 pub type LeaderHint = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// Why this node did not write an entry.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum NotWritten {
     /// Another node leads, as far as this one knows. Nothing was appended.
     Elsewhere(Option<u64>),
@@ -150,6 +151,8 @@ pub struct Group<M: Machine> {
     log: GroupLog,
     pub(super) shared: Shared,
     forwarder: Forwarder,
+    /// Reads at once, of this node and others, ask the replicas once.
+    reads: Gate<Result<LogId, NotWritten>>,
     transferred: Mutex<Option<Instant>>,
     is_wanted: AtomicBool,
     heard: Mutex<Option<Instant>>,
@@ -196,6 +199,7 @@ impl<M: Machine> Group<M> {
             log,
             shared,
             forwarder,
+            reads: Gate::default(),
             transferred,
             is_wanted,
             heard,
@@ -310,6 +314,10 @@ impl<M: Machine> Group<M> {
     /// Up to where a linearizable read must wait, if this node leads.
     pub(crate) async fn read_index(&self) -> Result<LogId, NotWritten> {
         self.raft.as_leader().map_err(elsewhere)?;
+        self.reads.ask(self.confirm_lead()).await
+    }
+
+    async fn confirm_lead(&self) -> Result<LogId, NotWritten> {
         let linearizer = self.raft.get_read_linearizer(ReadPolicy::ReadIndex).await;
         match linearizer {
             Ok(linearizer) => Ok(*linearizer.read_log_id().log_id()),

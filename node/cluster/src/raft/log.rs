@@ -1,6 +1,6 @@
-//! The log of all groups in one redb file, behind one writer thread.
+//! The log of all groups in one file, behind one writer thread.
 //!
-//! The thread drains whatever waits, writes it in one transaction, syncs once and then answers all
+//! The thread drains whatever waits, writes it as one frame, syncs once and then answers all
 //! who wait: group commit across groups. Entries are readable from memory as soon as they are
 //! handed over; they leave memory only after they are on disk. `save_vote` and `truncate_after` wait
 //! for the disk, `purge` must not: a group whose core waits sends no heartbeats. A failed commit ends
@@ -26,7 +26,6 @@ use openraft::{
     storage::{IOFlushed, LogState, RaftLogStorage},
 };
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
-use redb::{Database, ReadableDatabase as _, TableDefinition};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, oneshot};
 
@@ -36,12 +35,8 @@ use super::{
     fatal,
     scrub::{Pace, Scrubbed},
     types::{Entry, LogId, TypeConfig, Vote},
+    wal::{Frame, Opened, Pen, Wal},
 };
-
-/// `(group, index)` → entry.
-const ENTRIES: TableDefinition<'_, (u16, u64), &[u8]> = TableDefinition::new("entries");
-/// `(group, which)` → vote, committed or purged.
-const MARKS: TableDefinition<'_, (u16, u8), &[u8]> = TableDefinition::new("marks");
 
 const VOTE: u8 = 1;
 const COMMITTED: u8 = 2;
@@ -51,9 +46,10 @@ const PURGED: u8 = 3;
 /// many bytes.
 const ENTRIES_KEPT: usize = 1024;
 const BYTES_KEPT: usize = 2 * 1024 * 1024;
-/// Operations that one transaction takes.
+/// Operations that one frame takes, and the bytes of entries after which it takes no more.
 const OPERATIONS_PER_COMMIT: usize = 4096;
-/// How long `committed` waits for a transaction to ride with.
+const BYTES_PER_COMMIT: usize = 64 * 1024 * 1024;
+/// How long `committed` waits for a frame to ride with.
 const COMMITTED_ALONE_AFTER: Duration = Duration::from_secs(1);
 
 enum Operation {
@@ -61,6 +57,7 @@ enum Operation {
     Mark { group: u16, which: u8, bytes: Vec<u8>, done: Option<oneshot::Sender<()>> },
     Truncate { group: u16, from: u64, done: oneshot::Sender<()> },
     Purge { group: u16, upto: LogId },
+    Rewrite { groups: Vec<Rewrite>, done: oneshot::Sender<()> },
 }
 
 /// What is measured of the file.
@@ -84,7 +81,7 @@ pub const COMMIT_SECONDS: [f64; 8] = [0.0005, 0.001, 0.002, 0.008, 0.032, 0.128,
 /// The file and its writer.
 pub struct LogFile {
     figures: LogFigures,
-    database: Arc<Database>,
+    wal: Arc<Wal>,
     operations: Mutex<mpsc::Sender<Operation>>,
     /// Wakes a writer that is a task.
     bell: Arc<Notify>,
@@ -92,24 +89,16 @@ pub struct LogFile {
 
 impl LogFile {
     /// Starts the writer of an open file, as a thread of its own.
-    pub fn start(database: Database) -> io::Result<Arc<Self>> {
-        Self::start_with(database, Scribe::Thread)
+    pub fn start(opened: Opened) -> io::Result<Arc<Self>> {
+        Self::start_with(opened, Scribe::Thread)
     }
 
     /// Starts this writer of an open file.
-    pub fn start_with(database: Database, scribe: Scribe) -> io::Result<Arc<Self>> {
-        let database = Arc::new(database);
-        let write = database.begin_write().map_err(io::Error::other)?;
-        write.open_table(ENTRIES).map_err(io::Error::other)?;
-        write.open_table(MARKS).map_err(io::Error::other)?;
-        write.commit().map_err(io::Error::other)?;
+    pub fn start_with(opened: Opened, scribe: Scribe) -> io::Result<Arc<Self>> {
+        let Opened { wal, pen } = opened;
         let (sender, receiver) = mpsc::channel();
         let figures = LogFigures::default();
-        let writer = Writer {
-            database: Arc::clone(&database),
-            late: BTreeMap::new(),
-            figures: figures.clone(),
-        };
+        let writer = Writer { pen, late: BTreeMap::new(), figures: figures.clone() };
         let bell = Arc::new(Notify::new());
         match scribe {
             Scribe::Thread => {
@@ -120,7 +109,7 @@ impl LogFile {
                 tokio::spawn(writer.run_as_task(receiver, Arc::clone(&bell), pace));
             }
         }
-        Ok(Arc::new(Self { figures, database, operations: Mutex::new(sender), bell }))
+        Ok(Arc::new(Self { figures, wal, operations: Mutex::new(sender), bell }))
     }
 
     /// What is measured of the file.
@@ -141,69 +130,40 @@ impl LogFile {
     }
 
     /// Changes the logs of a node that does not run, all at once.
-    pub fn rewrite(&self, groups: &[Rewrite]) -> io::Result<()> {
-        let rewrite = || -> Result<(), redb::Error> {
-            let write = self.database.begin_write()?;
-            {
-                let mut entries = write.open_table(ENTRIES)?;
-                let mut marks = write.open_table(MARKS)?;
-                groups.iter().try_for_each(|one| one.write(&mut entries, &mut marks))?;
-            }
-            write.commit()?;
-            Ok(())
-        };
-        rewrite().map_err(io::Error::other)
+    pub async fn rewrite(&self, groups: Vec<Rewrite>) -> io::Result<()> {
+        let (done, receiver) = oneshot::channel();
+        self.send(Operation::Rewrite { groups, done })?;
+        receiver.await.map_err(|_| io::Error::other("the log's writer has stopped"))
     }
 
     fn mark<T: DeserializeOwned>(&self, group: u16, which: u8) -> io::Result<Option<T>> {
-        let read = self.database.begin_read().map_err(io::Error::other)?;
-        let marks = read.open_table(MARKS).map_err(io::Error::other)?;
-        let row = marks.get((group, which)).map_err(io::Error::other)?;
-        let mark = row.map(|row| decoded(&mark_key(group, which), row.value()));
-        mark.transpose()
+        let mark = self.wal.mark(group, which);
+        mark.map(|bytes| codec::decode(&bytes).map_err(io::Error::other)).transpose()
     }
 
     fn last(&self, group: u16) -> io::Result<Option<LogId>> {
-        let read = self.database.begin_read().map_err(io::Error::other)?;
-        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
-        let range = entries.range((group, 0)..=(group, u64::MAX)).map_err(io::Error::other)?;
-        let Some(row) = { range }.next_back() else { return Ok(None) };
-        let (key, bytes) = row.map_err(io::Error::other)?;
-        let entry: Entry = decoded(&entry_key(group, key.value().1), bytes.value())?;
+        let Some((index, stored)) = self.wal.last(group)? else { return Ok(None) };
+        let entry: Entry = decoded(&entry_key(group, index), &stored)?;
         Ok(Some(entry.log_id()))
     }
 
     fn entries(&self, group: u16, from: u64, until: u64) -> io::Result<Vec<Entry>> {
-        let read = self.database.begin_read().map_err(io::Error::other)?;
-        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
-        let range = entries.range((group, from)..(group, until)).map_err(io::Error::other)?;
         let mut found: Vec<Entry> = vec![];
-        for row in range {
-            let (key, bytes) = row.map_err(io::Error::other)?;
-            let index = key.value().1;
+        for (index, stored) in self.wal.entries(group, from, until)? {
             if found.last().is_some_and(|last| last.index() + 1 != index) {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, Damaged));
             }
-            found.push(decoded(&entry_key(group, index), bytes.value())?);
+            found.push(decoded(&entry_key(group, index), &stored)?);
         }
         Ok(found)
     }
 
-    /// Reads everything and ends the process if something is not what was written.
+    /// Reads everything that is needed of the file.
     fn scrub(&self) -> io::Result<u64> {
-        let read = self.database.begin_read().map_err(io::Error::other)?;
-        let mut pace = Pace::default();
-        let entries = read.open_table(ENTRIES).map_err(io::Error::other)?;
-        for row in entries.range::<(u16, u64)>(..).map_err(io::Error::other)? {
-            let (key, row) = row.map_err(io::Error::other)?;
-            let (group, index) = key.value();
-            pace.after(checked::read(&entry_key(group, index), row.value())?);
-        }
-        let marks = read.open_table(MARKS).map_err(io::Error::other)?;
-        for row in marks.range::<(u16, u8)>(..).map_err(io::Error::other)? {
-            let (key, row) = row.map_err(io::Error::other)?;
-            let (group, which) = key.value();
-            pace.after(checked::read(&mark_key(group, which), row.value())?);
+        let (mut pace, mut at) = (Pace::default(), 0);
+        while let Some((next, read)) = self.wal.look_through(at)? {
+            pace.after(read);
+            at = next;
         }
         Ok(pace.bytes)
     }
@@ -231,24 +191,19 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    fn write(
-        &self,
-        entries: &mut EntryTable<'_>,
-        marks: &mut MarkTable<'_>,
-    ) -> Result<(), redb::Error> {
+    fn write(&self, frame: &mut Frame) {
         let group = self.group;
         if self.anew {
-            entries.retain_in((group, 0)..=(group, u64::MAX), |_, _| false)?;
-            marks.retain_in((group, 0)..=(group, u8::MAX), |_, _| false)?;
+            frame.forget(group);
         }
         if let Some(upto) = self.purged {
-            put_mark(marks, group, PURGED, &codec::encode(&upto))?;
-            entries.retain_in((group, 0)..=(group, upto.index), |_, _| false)?;
+            frame.mark(group, PURGED, &codec::encode(&upto));
+            frame.purge(group, upto.index);
         }
         for entry in &self.append {
-            put_entry(entries, group, entry)?;
+            put_entry(frame, group, entry);
         }
-        put_mark(marks, group, VOTE, &codec::encode(&self.vote))
+        frame.mark(group, VOTE, &codec::encode(&self.vote));
     }
 }
 
@@ -263,8 +218,8 @@ impl Scrubbed for LogFile {
 }
 
 struct Writer {
-    database: Arc<Database>,
-    /// `committed` marks that ride with the next transaction.
+    pen: Pen,
+    /// `committed` marks that ride with the next frame.
     late: BTreeMap<u16, Vec<u8>>,
     figures: LogFigures,
 }
@@ -278,13 +233,11 @@ impl Writer {
                 Err(mpsc::RecvTimeoutError::Timeout) => None,
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             };
-            let rest = operations.try_iter().take(OPERATIONS_PER_COMMIT);
-            self.carry_out(first.into_iter().chain(rest).collect());
+            self.carry_out(gathered(first, operations));
         }
-        // The node is stopping: nothing waits any more, the marks are still worth a write.
-        if !self.late.is_empty() {
-            let _ = self.commit(&[]);
-        }
+        // The node is stopping: nothing waits any more. The marks are worth a write, and with a frame after it
+        // the one before is known to have been whole.
+        let _ = self.commit(&[], true);
     }
 
     async fn run_as_task(
@@ -302,7 +255,7 @@ impl Writer {
 
     fn carry_out(&mut self, mut batch: Vec<Operation>) {
         self.keep_late_marks(&mut batch);
-        if let Err(error) = self.commit(&batch) {
+        if let Err(error) = self.commit(&batch, false) {
             fatal("the raft log could not be written", &error);
         }
         batch.into_iter().for_each(Operation::answer);
@@ -318,34 +271,40 @@ impl Writer {
             Operation::Mark { .. }
             | Operation::Append { .. }
             | Operation::Truncate { .. }
-            | Operation::Purge { .. } => true,
+            | Operation::Purge { .. }
+            | Operation::Rewrite { .. } => true,
         });
     }
 
-    fn commit(&mut self, batch: &[Operation]) -> Result<(), redb::Error> {
-        if batch.is_empty() && self.late.is_empty() {
+    fn commit(&mut self, batch: &[Operation], is_last: bool) -> io::Result<()> {
+        let mut frame = Frame::default();
+        batch.iter().for_each(|operation| operation.write(&mut frame));
+        for (group, bytes) in std::mem::take(&mut self.late) {
+            frame.mark(group, COMMITTED, &bytes);
+        }
+        if frame.is_empty() && !is_last {
             return Ok(());
         }
         let began = Instant::now();
-        let mut write = self.database.begin_write()?;
-        if is_left_unsynced(batch) {
-            write.set_durability(redb::Durability::None).map_err(redb::Error::from)?;
-        }
-        {
-            let mut entries = write.open_table(ENTRIES)?;
-            let mut marks = write.open_table(MARKS)?;
-            for operation in batch {
-                operation.write(&mut entries, &mut marks)?;
-            }
-            for (group, bytes) in std::mem::take(&mut self.late) {
-                put_mark(&mut marks, group, COMMITTED, &bytes)?;
-            }
-        }
-        write.commit()?;
+        self.pen.write(frame, !is_left_unsynced(batch))?;
         self.figures.seconds.observe(began.elapsed().as_secs_f64());
         self.figures.entries.inc_by(batch.iter().map(Operation::entries).sum());
         Ok(())
     }
+}
+
+/// What waits, as far as one frame takes it.
+fn gathered(first: Option<Operation>, more: &mpsc::Receiver<Operation>) -> Vec<Operation> {
+    let mut batch: Vec<Operation> = first.into_iter().collect();
+    let mut bytes: usize = batch.iter().map(Operation::bytes).sum();
+    while batch.len() < OPERATIONS_PER_COMMIT
+        && bytes < BYTES_PER_COMMIT
+        && let Ok(next) = more.try_recv()
+    {
+        bytes += next.bytes();
+        batch.push(next);
+    }
+    batch
 }
 
 /// Never, unless a bug was planted.
@@ -355,33 +314,17 @@ fn is_left_unsynced(batch: &[Operation]) -> bool {
         || planted::has(Bug::VoteUnsynced) && batch.iter().all(votes)
 }
 
-type EntryTable<'t> = redb::Table<'t, (u16, u64), &'static [u8]>;
-type MarkTable<'t> = redb::Table<'t, (u16, u8), &'static [u8]>;
-
-fn entry_key(group: u16, index: u64) -> Vec<u8> {
-    [&group.to_be_bytes()[..], &index.to_be_bytes()].concat()
+fn entry_key(group: u16, index: u64) -> [u8; 10] {
+    let mut key = [0; 10];
+    key[..2].copy_from_slice(&group.to_be_bytes());
+    key[2..].copy_from_slice(&index.to_be_bytes());
+    key
 }
 
-fn mark_key(group: u16, which: u8) -> [u8; 3] {
-    let [high, low] = group.to_be_bytes();
-    [high, low, which]
-}
-
-fn put_entry(table: &mut EntryTable<'_>, group: u16, entry: &Entry) -> Result<(), redb::Error> {
-    let stored = checked::write(&entry_key(group, entry.index()), &codec::encode(entry));
-    table.insert((group, entry.index()), stored.as_slice())?;
-    Ok(())
-}
-
-fn put_mark(
-    marks: &mut MarkTable<'_>,
-    group: u16,
-    which: u8,
-    bytes: &[u8],
-) -> Result<(), redb::Error> {
-    let stored = checked::write(&mark_key(group, which), bytes);
-    marks.insert((group, which), stored.as_slice())?;
-    Ok(())
+fn put_entry(frame: &mut Frame, group: u16, entry: &Entry) {
+    let bytes = codec::encode(entry);
+    let sum = checked::sum_of(&entry_key(group, entry.index()), &bytes);
+    frame.entry(group, entry.index(), &[&sum, &bytes]);
 }
 
 fn decoded<T: DeserializeOwned>(key: &[u8], stored: &[u8]) -> io::Result<T> {
@@ -389,36 +332,39 @@ fn decoded<T: DeserializeOwned>(key: &[u8], stored: &[u8]) -> io::Result<T> {
 }
 
 impl Operation {
-    fn write(
-        &self,
-        table: &mut EntryTable<'_>,
-        marks: &mut MarkTable<'_>,
-    ) -> Result<(), redb::Error> {
+    fn write(&self, frame: &mut Frame) {
         match self {
             Self::Append { log, entries, .. } => {
-                for entry in entries {
-                    put_entry(table, log.group, entry)?;
-                }
+                entries.iter().for_each(|entry| put_entry(frame, log.group, entry));
             }
-            Self::Mark { group, which, bytes, .. } => {
-                put_mark(marks, *group, *which, bytes)?;
-            }
+            Self::Mark { group, which, bytes, .. } => frame.mark(*group, *which, bytes),
             Self::Truncate { .. } if planted::has(Bug::TruncationForgotten) => {}
-            Self::Truncate { group, from, .. } => {
-                table.retain_in((*group, *from)..=(*group, u64::MAX), |_, _| false)?;
-            }
+            Self::Truncate { group, from, .. } => frame.truncate(*group, *from),
             Self::Purge { group, upto } => {
-                put_mark(marks, *group, PURGED, &codec::encode(upto))?;
-                table.retain_in((*group, 0)..=(*group, upto.index), |_, _| false)?;
+                frame.mark(*group, PURGED, &codec::encode(upto));
+                frame.purge(*group, upto.index);
             }
+            Self::Rewrite { groups, .. } => groups.iter().for_each(|one| one.write(frame)),
         }
-        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Append { entries, .. } => entries.iter().map(size).sum(),
+            Self::Rewrite { groups, .. } => {
+                groups.iter().flat_map(|one| &one.append).map(size).sum()
+            }
+            Self::Mark { .. } | Self::Truncate { .. } | Self::Purge { .. } => 0,
+        }
     }
 
     fn entries(&self) -> u64 {
         match self {
             Self::Append { entries, .. } => entries.len() as u64,
-            Self::Mark { .. } | Self::Truncate { .. } | Self::Purge { .. } => 0,
+            Self::Mark { .. }
+            | Self::Truncate { .. }
+            | Self::Purge { .. }
+            | Self::Rewrite { .. } => 0,
         }
     }
 
@@ -432,7 +378,7 @@ impl Operation {
             Self::Mark { done, .. } => {
                 done.map(|done| done.send(()));
             }
-            Self::Truncate { done, .. } => {
+            Self::Truncate { done, .. } | Self::Rewrite { done, .. } => {
                 let _ = done.send(());
             }
             Self::Purge { .. } => {}
@@ -444,12 +390,27 @@ impl Operation {
 #[derive(Default)]
 struct Tail {
     entries: BTreeMap<u64, Entry>,
+    /// Bytes of these entries.
+    bytes: usize,
     vote: Option<Vote>,
     committed: Option<LogId>,
     purged: Option<LogId>,
     last: Option<LogId>,
     /// Bytes appended since somebody asked to forget.
     grown: u64,
+}
+
+impl Tail {
+    fn put(&mut self, entry: Entry) {
+        self.bytes += size(&entry);
+        let before = self.entries.insert(entry.index(), entry);
+        self.bytes -= before.as_ref().map_or(0, size);
+    }
+
+    fn keep(&mut self, cut: impl FnOnce(&mut BTreeMap<u64, Entry>)) {
+        cut(&mut self.entries);
+        self.bytes = self.entries.values().map(size).sum();
+    }
 }
 
 /// The log of one group.
@@ -479,10 +440,9 @@ impl GroupLog {
     fn flushed(&self, entries: &[Entry]) {
         let Some(last) = entries.last() else { return };
         let mut tail = self.tail();
-        let mut bytes: usize = tail.entries.values().map(size).sum();
-        while tail.entries.len() > ENTRIES_KEPT || bytes > BYTES_KEPT {
+        while tail.entries.len() > ENTRIES_KEPT || tail.bytes > BYTES_KEPT {
             match tail.entries.first_key_value() {
-                Some((index, entry)) if *index < last.index() => bytes -= size(entry),
+                Some((index, entry)) if *index < last.index() => tail.bytes -= size(entry),
                 _ => break,
             }
             tail.entries.pop_first();
@@ -588,8 +548,10 @@ impl RaftLogStorage<TypeConfig> for GroupLog {
         let entries: Vec<Entry> = entries.into_iter().collect();
         {
             let mut tail = self.tail();
-            tail.grown += entries.iter().map(|entry| size(entry) as u64).sum::<u64>();
-            tail.entries.extend(entries.iter().map(|entry| (entry.index(), entry.clone())));
+            for entry in &entries {
+                tail.grown += size(entry) as u64;
+                tail.put(entry.clone());
+            }
             if let Some(last) = entries.last() {
                 tail.last = Some(last.log_id());
             }
@@ -601,7 +563,9 @@ impl RaftLogStorage<TypeConfig> for GroupLog {
         let from = last.map_or(0, |last| last.index + 1);
         {
             let mut tail = self.tail();
-            tail.entries.split_off(&from);
+            tail.keep(|entries| {
+                entries.split_off(&from);
+            });
             if tail.last.is_some_and(|present| present.index >= from) {
                 tail.last = last;
             }
@@ -613,7 +577,7 @@ impl RaftLogStorage<TypeConfig> for GroupLog {
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
         {
             let mut tail = self.tail();
-            tail.entries = tail.entries.split_off(&(upto.index + 1));
+            tail.keep(|entries| *entries = entries.split_off(&(upto.index + 1)));
             tail.purged = tail.purged.max(Some(upto));
             tail.last = tail.last.max(Some(upto));
         }

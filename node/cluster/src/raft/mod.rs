@@ -14,6 +14,7 @@ pub mod scrub;
 pub mod state;
 pub mod step;
 pub mod types;
+pub mod wal;
 
 /// Ends the process: what this says has failed can't be trusted any more. A node dies as a whole,
 /// because a group that lives on with a broken store keeps its followers quiet and applies nothing.

@@ -20,7 +20,7 @@ use openraft::{
 };
 
 use super::{
-    disk,
+    disk::{self, LOG},
     log::{LogFile, Rewrite},
     machine::{apply_one, load},
     state::{Applied, StateFile, StateSnapshot},
@@ -85,7 +85,7 @@ impl Files {
     /// Opens the files of `folder`; those of a new node are made.
     pub fn open(folder: &Path) -> io::Result<Self> {
         Ok(Self {
-            log: LogFile::start(disk::open(&folder.join("raft.redb"))?)?,
+            log: LogFile::start(disk::open_log(&folder.join(LOG))?)?,
             state: StateFile::start(disk::open(&folder.join("state.redb"))?)?,
         })
     }
@@ -132,7 +132,7 @@ impl Files {
         let purged = log.get_log_state().await?.last_purged_log_id;
         let append = log.try_get_log_entries(0..u64::MAX).await?;
         let vote = Vote::new(found.term, 0);
-        self.log.rewrite(&[Rewrite { group, vote, purged, append, anew: true }])
+        self.log.rewrite(vec![Rewrite { group, vote, purged, append, anew: true }]).await
     }
 
     /// Makes this node the one member of these groups. `said` is agreed on in the first of them right
@@ -158,11 +158,11 @@ impl Files {
                 anew: false,
             });
         }
-        self.log.rewrite(&rewrites)
+        self.log.rewrite(rewrites).await
     }
 
     /// Begins a group with these tables, but for those that `keep` leaves out, and this node alone.
-    pub fn begin(
+    pub async fn begin(
         &self,
         alone: &Alone<'_>,
         last: LogId,
@@ -176,7 +176,7 @@ impl Files {
         let vote = Vote::new(term, alone.node);
         let purged = Some(last);
         let group = alone.group;
-        self.log.rewrite(&[Rewrite { group, vote, purged, append: vec![], anew: true }])
+        self.log.rewrite(vec![Rewrite { group, vote, purged, append: vec![], anew: true }]).await
     }
 }
 

@@ -39,9 +39,9 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// So much more was read.
-    pub(super) fn after(&mut self, row: &[u8]) {
-        self.bytes += row.len() as u64;
+    /// So many bytes more were read.
+    pub(super) fn after(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
         if self.bytes - self.paused_at >= STRETCH_BYTES {
             self.paused_at = self.bytes;
             thread::sleep(PAUSE);

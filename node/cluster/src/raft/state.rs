@@ -273,7 +273,7 @@ impl Scrubbed for StateFile {
         let mut pace = Pace::default();
         for row in rows.range::<&[u8]>(..).map_err(io::Error::other)? {
             let (key, row) = row.map_err(io::Error::other)?;
-            pace.after(checked::read(key.value(), row.value())?);
+            pace.after(checked::read(key.value(), row.value())?.len());
         }
         Ok(pace.bytes)
     }

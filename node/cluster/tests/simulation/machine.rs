@@ -28,6 +28,7 @@ use cluster::{
         group::{Snapshots, Timeouts},
         log::LogFile,
         state::StateFile,
+        wal,
     },
 };
 use domain::{
@@ -191,9 +192,15 @@ pub(crate) async fn live(world: Arc<World>, number: usize) -> turmoil::Result {
     std::future::pending().await
 }
 
+/// So small that segments of the log are used again.
+const LOG_SEGMENT: u64 = 16 * 1024;
+
 async fn open(world: &World, machine: &Machine, life: u64) -> io::Result<Arc<RaftLedger>> {
     let seed = Dice::new(world.seed, (life << 8) | machine.raft_id()).next();
-    let log = LogFile::start_with(disk::open_on(machine.log.powered())?, machine.scribe(seed, 1))?;
+    let log = LogFile::start_with(
+        wal::open(machine.log.powered(), LOG_SEGMENT)?,
+        machine.scribe(seed, 1),
+    )?;
     let state =
         StateFile::start_with(disk::open_on(machine.state.powered())?, machine.scribe(seed, 2))?;
     *machine.tables.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&state);

@@ -20,6 +20,7 @@ pub mod call;
 pub mod connection;
 #[cfg(feature = "fakes")]
 pub mod fakes;
+pub mod figures;
 pub mod flight;
 pub mod image;
 pub mod instance;

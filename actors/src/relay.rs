@@ -28,7 +28,7 @@ use crate::{ports::ProposeError, world::World};
 const CARRIED_AT_ONCE: usize = 256;
 /// Least time between two looks at an outbox that was emptied, where there is no webhook that waits for it: what
 /// comes meanwhile is carried together.
-const CARRY_EVERY: Duration = Duration::from_millis(10);
+const CARRY_EVERY: Duration = Duration::from_millis(50);
 /// Between looks when nothing is heard of.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a shard may take to write down what it is given.

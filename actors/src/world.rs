@@ -16,6 +16,7 @@ use crate::{
     attempt::Attempts,
     call::Queues,
     connection::AgentClient,
+    figures::Elsewhere,
     flight::Flights,
     limiter::Limiter,
     meter::Meter,
@@ -91,6 +92,8 @@ pub struct World {
     pub key_calls: Minutes<ApiKeyId>,
     /// Calls in flight.
     pub flights: Flights,
+    /// What other nodes know of agents.
+    pub elsewhere: Elsewhere,
     /// Jobs that wait on other nodes.
     pub queues: Queues,
     /// Whether this node may say whose a key is.
@@ -126,6 +129,7 @@ impl World {
             addresses: Minutes::default(),
             key_calls: Minutes::default(),
             flights: Flights::default(),
+            elsewhere: Elsewhere::default(),
             queues: Queues::default(),
             vouching: Vouching::default(),
         }

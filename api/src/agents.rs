@@ -12,6 +12,7 @@ use domain::{
     cloud::Provider,
     deployment::{Spec, Strategy},
     directory::{AgentView, Command, Directory, Reply},
+    limits::METADATA_KEYS_MAX,
 };
 use poem::Request;
 use poem_openapi::{
@@ -167,7 +168,11 @@ impl AgentsApi {
     ) -> Result<AgentAnswer> {
         let (tenant, id) = (caller.tenant(), agent_id(&id)?);
         let key = keyed(request, tenant, Some(&body.json))?;
-        let before = self.0.service.agent(tenant, id).await?.agent;
+        let known = self.0.service.known_agent(tenant, id);
+        let before = match known.filter(|known| stands_alone(&body.json, known)) {
+            Some(known) => known,
+            None => self.0.service.agent(tenant, id).await?.agent,
+        };
         let patch = Box::new(Box::pin(self.patch(&before, body.body, &body.json)).await?);
         let if_match = if_match(request)?;
         let deployment = self.0.service.world.mint(DeploymentId::new);
@@ -660,6 +665,19 @@ impl AgentsApi {
         };
         Ok(Redeploy { source, strategy, no_cache: body.no_cache.unwrap_or_default() })
     }
+}
+
+/// Whether a patch means the same whatever it changes, so that nobody has to be asked for the newest of it: notes
+/// that surely have room, and another name to show. Whether there is room after all is seen when it is applied.
+fn stands_alone(patch: &serde_json::Value, known: &Agent) -> bool {
+    let stands = |(name, value): (&String, &serde_json::Value)| match name.as_str() {
+        "display_name" => value.is_string(),
+        "metadata" => value
+            .as_object()
+            .is_some_and(|notes| notes.len() + known.metadata.len() <= METADATA_KEYS_MAX),
+        _ => false,
+    };
+    patch.as_object().is_some_and(|patch| patch.iter().all(stands))
 }
 
 /// The environment as it would be, for its limits; sealed values count as their mask.

@@ -358,6 +358,7 @@ impl From<Rejection> for Problem {
             R::QuotaExceeded { what, max } => {
                 make(S::FORBIDDEN, "QUOTA_EXCEEDED", json!({ "of": what, "max": max }))
             }
+            R::TooManyMembers { field, .. } => Self::field(&field, message),
             R::LoginThrottled { until } => {
                 make(S::TOO_MANY_REQUESTS, "LOGIN_THROTTLED", json!({ "until": until.to_string() }))
                     .retry_after(until.since(crate::envelope::Current::get().at).as_secs().max(1))

@@ -164,6 +164,14 @@ pub enum Rejection {
         /// The limit.
         max: u64,
     },
+    /// With what is there already it would be more than it takes.
+    #[error("would have more than {max} members with those that it has")]
+    TooManyMembers {
+        /// Which map.
+        field: String,
+        /// The limit.
+        max: usize,
+    },
     /// Too many wrong passwords.
     #[error("too many wrong passwords; try again later")]
     LoginThrottled {
@@ -244,6 +252,7 @@ impl Rejection {
             | Self::RoleTooHigh(_)
             | Self::LastOwner
             | Self::QuotaExceeded { .. }
+            | Self::TooManyMembers { .. }
             | Self::GrantInvalid
             | Self::LastNode => true,
             Self::TooManyJobs

@@ -245,6 +245,26 @@ fn operations_that_do_not_fit_are_refused() {
     refused(&[], cancel, &format!("the deployment {} does not exist", DeploymentId(9)));
 }
 
+fn notes(from: u32, upto: u32) -> C {
+    let metadata = (from..upto).map(|note| (format!("note-{note}"), Some("text".to_owned())));
+    let patch = AgentPatch { metadata: metadata.collect(), ..AgentPatch::default() };
+    C::UpdateAgent {
+        tenant: TENANT,
+        id: A,
+        patch: Box::new(patch),
+        if_match: None,
+        deployment: DeploymentId(9),
+    }
+}
+
+#[test]
+fn changes_that_know_nothing_of_each_other_stay_within_the_limit_together() {
+    let expected = "would have more than 50 members with those that it has";
+    refused(&[notes(0, 30)], notes(30, 51), expected);
+    let directory = after(&[notes(0, 30), notes(20, 50)]);
+    assert_eq!(directory.agents.get(&A).map(|agent| agent.metadata.len()), Some(50));
+}
+
 #[test]
 fn a_deposed_owner_is_refused() {
     let mut directory = after(&[]);

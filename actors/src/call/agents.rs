@@ -1,8 +1,13 @@
 //! Agents: waiting for one to get somewhere.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use domain::{AgentId, account::Tenant, agent::Status, directory::AgentView};
+use domain::{
+    AgentId,
+    account::Tenant,
+    agent::{Agent, Status},
+    directory::AgentView,
+};
 use tokio::time::Instant;
 
 use super::{Service, ServiceError};
@@ -14,6 +19,11 @@ impl Service {
         let directory = self.directory().await?.read();
         let agent = directory.agent(tenant, id)?;
         Ok(directory.view(&agent))
+    }
+
+    /// An agent as this node has it; it may have changed since.
+    pub fn known_agent(&self, tenant: Tenant, id: AgentId) -> Option<Arc<Agent>> {
+        self.world.directory().read().agent(tenant, id).ok()
     }
 
     /// An agent once it has one of these states, or as it is when the time is up.

@@ -9,6 +9,7 @@ use std::{
 use bytes::Bytes;
 use domain::{AgentId, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::Service;
 use crate::{
@@ -65,19 +66,35 @@ impl AgentFigures {
 }
 
 impl Service {
-    /// What is known of these agents; a node that does not answer at once is left out.
+    /// What is known of these agents: here now, on other nodes half a second ago or later. A node that does not
+    /// answer at once is left out.
     pub async fn figures(&self, agents: &[AgentId]) -> HashMap<AgentId, AgentFigures> {
-        let ask = Ask::Figures { agents: agents.to_vec() };
-        let told = self.world.ask_all(self.world.others(), &ask, FIGURES_WITHIN).await;
+        let elsewhere = self.figures_elsewhere(agents).await;
         let mut parts: HashMap<AgentId, Vec<Figures>> =
             agents.iter().map(|id| (*id, vec![self.world.figures_here(*id)])).collect();
-        for (_, told) in told {
-            let Told::Figures(figures) = told else { continue };
-            for one in figures {
-                parts.entry(one.agent).or_default().push(one);
-            }
+        for one in elsewhere {
+            parts.entry(one.agent).or_default().push(one);
         }
         parts.into_iter().map(|(id, parts)| (id, AgentFigures::of(&parts))).collect()
+    }
+
+    async fn figures_elsewhere(&self, agents: &[AgentId]) -> Vec<Figures> {
+        let (mut known, unknown) = self.world.elsewhere.split(agents);
+        let others = if unknown.is_empty() { vec![] } else { self.world.others() };
+        if others.is_empty() {
+            return known;
+        }
+        let (asked, ask) = (Instant::now(), Ask::Figures { agents: unknown.clone() });
+        let told = self.world.ask_all(others, &ask, FIGURES_WITHIN).await;
+        let mut said = vec![];
+        for (_, told) in told {
+            if let Told::Figures(figures) = told {
+                said.extend(figures);
+            }
+        }
+        self.world.elsewhere.keep(asked, &unknown, &said);
+        known.extend(said);
+        known
     }
 
     /// What is known of one agent.

@@ -126,8 +126,13 @@ async fn logs_and_metrics_are_whole(cluster: &Cluster, id: &str) {
         assert_eq!(lines.len(), 36 + 9, "each once");
         let times: Vec<&str> = lines.iter().filter_map(|line| line["timestamp"].as_str()).collect();
         assert!(times.is_sorted(), "oldest first: {times:?}");
-        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
-        assert_eq!(agent["metrics"]["requests_24h"], 36 + 9, "calls over all nodes");
+        // What another node counts may be told half a second later.
+        let agent = eventually("calls over all nodes are counted", async || {
+            let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+            let is_whole = agent["metrics"]["requests_24h"] == 36 + 9;
+            if is_whole { Ok(agent) } else { Err(agent["metrics"].to_string()) }
+        })
+        .await;
         assert_eq!(agent["scaling"]["current_instances"], 3);
         let metrics = me.get(&format!("/v1/agents/{id}/metrics")).await.data(200);
         assert_eq!(metrics["summary"]["requests"], 36 + 9);

@@ -14,6 +14,7 @@ use crate::{
     deployment::{Deployment, DeploymentStatus, Image, Spec, Strategy, Trigger},
     directory::Directory,
     event::DirectoryEvent as Event,
+    limits::{ENVIRONMENT_MAX, METADATA_KEYS_MAX},
 };
 
 type Events = Result<Vec<Event>, Rejection>;
@@ -69,6 +70,9 @@ pub(crate) fn update(
     if agent == *before {
         return Ok(vec![]);
     }
+    has_room("metadata", before.metadata.len(), agent.metadata.len(), METADATA_KEYS_MAX)?;
+    let variables = (before.spec.environment.len(), agent.spec.environment.len());
+    has_room("environment", variables.0, variables.1, ENVIRONMENT_MAX)?;
     agent.updated_at = at;
     agent.revision += 1;
     let respec = agent.spec != before.spec;
@@ -80,6 +84,14 @@ pub(crate) fn update(
         events.extend(deploy(state, &agent, wish.of(&agent, deployment, at), at));
     }
     Ok(events)
+}
+
+/// Whoever changes it does not have to know what is there.
+fn has_room(field: &str, before: usize, after: usize, max: usize) -> Result<(), Rejection> {
+    if after <= before || after <= max {
+        return Ok(());
+    }
+    Err(Rejection::TooManyMembers { field: field.to_owned(), max })
 }
 
 fn patched(agent: &mut Agent, patch: &AgentPatch) {

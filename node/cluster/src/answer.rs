@@ -15,6 +15,7 @@ use crate::{
     ledger::RaftLedger,
     peer::{
         PeerBody,
+        exchange::{self, EXCHANGE_PATH},
         server::{Answerer, Standing, status},
         whole,
     },
@@ -23,6 +24,8 @@ use crate::{
 
 /// Where a group's tables are; its number follows.
 pub const EXPORT_PATH: &str = "/export/";
+/// What a snapshot's path ends with.
+const SNAPSHOT: &str = "/snapshot";
 
 /// Longest message between groups: a full batch of the longest entries.
 const MESSAGE_BYTES_MAX: usize = 160 * 1024 * 1024;
@@ -79,23 +82,46 @@ impl PeerPort {
 
     async fn groups(&self, request: Request<Incoming>) -> Result<Bytes, StatusCode> {
         let path = request.uri().path().to_owned();
-        let mut parts = path.split('/').skip(1);
-        let (plane, number) = (parts.next().unwrap_or_default(), parts.next());
-        let verb = parts.next().unwrap_or_default().to_owned();
-        let group = number.and_then(|number| number.parse().ok());
-        let group = group.and_then(|number| self.ledger.any_group(number));
-        let group: Arc<dyn AnyGroup> = group.ok_or(StatusCode::NOT_FOUND)?;
-        if plane == "raft" && verb == "snapshot" {
-            return group.install(request.into_body()).await;
+        if let Some(number) =
+            path.strip_prefix("/raft/").and_then(|rest| rest.strip_suffix(SNAPSHOT))
+        {
+            return self.group(number)?.install(request.into_body()).await;
         }
         let body = Limited::new(request.into_body(), MESSAGE_BYTES_MAX).collect().await;
         let body = body.map_err(|_| StatusCode::BAD_REQUEST)?.to_bytes();
-        match plane {
-            "raft" => group.message(verb, body).await,
-            "propose" => group.entry(body).await,
-            "read" => group.read_point().await,
+        self.message(&path, body).await
+    }
+
+    /// What a group answers to a message, be it a request of its own or part of an exchange.
+    async fn message(&self, path: &str, body: Bytes) -> Result<Bytes, StatusCode> {
+        let mut parts = path.split('/').skip(1);
+        let plane = parts.next().unwrap_or_default();
+        let group = self.group(parts.next().unwrap_or_default())?;
+        match (plane, parts.next()) {
+            ("raft", Some(verb)) => group.message(verb.to_owned(), body).await,
+            ("propose", None) => group.entry(body).await,
+            ("read", None) => group.read_point().await,
             _ => Err(StatusCode::NOT_FOUND),
         }
+    }
+
+    fn group(&self, number: &str) -> Result<Arc<dyn AnyGroup>, StatusCode> {
+        let group = number.parse().ok().and_then(|number| self.ledger.any_group(number));
+        group.ok_or(StatusCode::NOT_FOUND)
+    }
+
+    /// What groups of another node say all the time. Whether it still belongs is looked at for each message.
+    fn exchange(self: Arc<Self>, from: u64, request: Request<Incoming>) -> Response<PeerBody> {
+        Response::new(exchange::attend(request.into_body(), move |path, body| {
+            let port = Arc::clone(&self);
+            async move {
+                match port.standing(from) {
+                    Standing::Member => port.message(&path, body).await,
+                    Standing::Leaving => Err(StatusCode::UNAUTHORIZED),
+                    Standing::Gone => Err(StatusCode::GONE),
+                }
+            }
+        }))
     }
 }
 
@@ -121,6 +147,9 @@ impl Answerer for PeerPort {
     ) -> BoxFuture<'static, Response<PeerBody>> {
         async move {
             let path = request.uri().path();
+            if path == EXCHANGE_PATH {
+                return self.exchange(from, request);
+            }
             if let Some(number) = path.strip_prefix(EXPORT_PATH) {
                 return self.export(number).await;
             }

@@ -129,7 +129,7 @@ impl Forwarder {
     ) -> ProposeReply<Answer<R>> {
         let path = format!("/propose/{}", self.group);
         let within = until.saturating_duration_since(Instant::now());
-        match self.peers.call(leader, Class::Log, &path, proposal, within).await {
+        match self.peers.message(leader, Class::Log, &path, proposal, within).await {
             Ok(bytes) => told(&bytes).unwrap_or(ProposeReply::Unknown),
             // It never got there.
             Err(
@@ -190,7 +190,7 @@ impl Forwarder {
     async fn read_there(&self, leader: u64) -> ReadReply {
         let path = format!("/read/{}", self.group);
         let answer =
-            self.peers.call(leader, Class::Beats, &path, Bytes::new(), READ_ANSWER_WITHIN).await;
+            self.peers.message(leader, Class::Beats, &path, Bytes::new(), READ_ANSWER_WITHIN).await;
         answer.ok().and_then(|bytes| unpack(&bytes).ok()).unwrap_or(ReadReply::NotNow)
     }
 }

@@ -19,10 +19,16 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     runtime::Handle,
+    time::Instant,
 };
 use tokio_rustls::TlsConnector;
 
-use super::{Class, PeerBody, book::AddressBook, name_of, whole};
+use super::{
+    Class, PeerBody,
+    book::AddressBook,
+    exchange::{Exchange, QUESTION_BYTES_MAX},
+    name_of, whole,
+};
 
 /// How long a connection may take to come up.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -81,8 +87,23 @@ enum Road {
     Dialed(Dial),
 }
 
+/// The connection of one class to one node.
 #[derive(Default)]
-struct Talk(tokio::sync::Mutex<Option<(String, Sender)>>);
+struct Talk {
+    sender: tokio::sync::Mutex<Option<(String, Sender)>>,
+    exchange: Mutex<Option<(String, Arc<Exchange>)>>,
+    /// One at a time opens an exchange.
+    opens: tokio::sync::Mutex<()>,
+}
+
+impl Talk {
+    /// The exchange with whoever is at this address, while there is one.
+    fn exchange(&self, address: &str) -> Option<Arc<Exchange>> {
+        let exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, exchange) = exchange.as_ref()?;
+        (at == address && exchange.is_open()).then(|| Arc::clone(exchange))
+    }
+}
 
 /// The connections of this node to all others.
 pub struct PeerClient {
@@ -127,7 +148,7 @@ impl PeerClient {
         let unknown = || CallError::Unreached("its address is not known".to_owned());
         let address = self.book.get(to).ok_or_else(unknown)?;
         let line = self.line(to, class);
-        let mut line = line.0.lock().await;
+        let mut line = line.sender.lock().await;
         if let Some((at, sender)) = &*line
             && *at == address
             && !sender.is_closed()
@@ -171,6 +192,61 @@ impl PeerClient {
         })
     }
 
+    /// What groups say to each other all the time: the same as [`PeerClient::call`], over an exchange where it is
+    /// short.
+    pub async fn message(
+        &self,
+        to: u64,
+        class: Class,
+        path: &str,
+        body: Bytes,
+        within: Duration,
+    ) -> Result<Bytes, CallError> {
+        if body.len() > QUESTION_BYTES_MAX {
+            return self.call(to, class, path, body, within).await;
+        }
+        let until = Instant::now() + within;
+        let exchange = answered(within, self.exchange(to, class)).await?;
+        let left = until.saturating_duration_since(Instant::now());
+        let (status, body) = exchange.ask(path, &body, left).await?;
+        said(status, body)
+    }
+
+    async fn exchange(&self, to: u64, class: Class) -> Result<Arc<Exchange>, CallError> {
+        let unknown = || CallError::Unreached("its address is not known".to_owned());
+        let address = self.book.get(to).ok_or_else(unknown)?;
+        let line = self.line(to, class);
+        if let Some(exchange) = line.exchange(&address) {
+            return Ok(exchange);
+        }
+        let _opens = line.opens.lock().await;
+        if let Some(exchange) = line.exchange(&address) {
+            return Ok(exchange);
+        }
+        let (mut request, exchange) = Exchange::open();
+        let exchange = Arc::new(exchange);
+        let mut sender = self.sender(to, class).await?;
+        request.headers_mut().insert(FROM, self.from.into());
+        sender.ready().await.map_err(|error| CallError::Unreached(told(&error)))?;
+        let opened = Arc::clone(&exchange);
+        let talks = async move {
+            match sender.send_request(request).await {
+                Ok(response) if response.status() == StatusCode::OK => {
+                    opened.listen(response.into_body()).await;
+                }
+                Ok(response) => opened.end(Some(response.status())),
+                Err(_) => opened.end(None),
+            }
+        };
+        match &self.home {
+            Some(home) => home.spawn(talks),
+            None => tokio::spawn(talks),
+        };
+        *line.exchange.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((address, Arc::clone(&exchange)));
+        Ok(exchange)
+    }
+
     /// A call with whole bodies, within this time.
     pub async fn call(
         &self,
@@ -188,10 +264,10 @@ impl PeerClient {
     }
 }
 
-async fn answered(
+async fn answered<T>(
     within: Duration,
-    exchange: impl Future<Output = Result<Bytes, CallError>>,
-) -> Result<Bytes, CallError> {
+    exchange: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
     let late = |_| CallError::Broken(format!("no answer within {} ms", within.as_millis()));
     tokio::time::timeout(within, exchange).await.map_err(late)?
 }
@@ -204,7 +280,10 @@ fn post(path: &str, body: Bytes) -> Request<PeerBody> {
 async fn collect(response: Response<Incoming>) -> Result<Bytes, CallError> {
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| CallError::Broken(told(&*error)))?.to_bytes();
+    said(status, body.map_err(|error| CallError::Broken(told(&*error)))?.to_bytes())
+}
+
+fn said(status: StatusCode, body: Bytes) -> Result<Bytes, CallError> {
     match status {
         StatusCode::OK => Ok(body),
         StatusCode::CONFLICT => Err(CallError::Said(String::from_utf8_lossy(&body).into_owned())),

@@ -2,10 +2,11 @@
 //! cluster's authority can do one thing here: redeem a join token.
 //!
 //! Calls of different weight have connections of their own, so that a snapshot never stands in front
-//! of a heartbeat.
+//! of a heartbeat. What is small and frequent shares one request that stays open.
 
 pub mod book;
 pub mod client;
+pub mod exchange;
 pub mod server;
 pub mod tls;
 

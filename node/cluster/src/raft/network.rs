@@ -1,4 +1,4 @@
-//! How a group reaches its peers: small messages as one request each, snapshots as a stream.
+//! How a group reaches its peers: small messages over an exchange, snapshots as a stream.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -99,7 +99,8 @@ impl Way {
         within: Duration,
     ) -> Result<A, RPCError<TypeConfig>> {
         let path = format!("/raft/{}/{verb}", self.network.group);
-        let answer = self.network.peers.call(self.to, class, &path, pack(question), within).await;
+        let answer =
+            self.network.peers.message(self.to, class, &path, pack(question), within).await;
         let bytes = answer.map_err(|error| failed(&error))?;
         unpack(&bytes).map_err(|error| NetworkError::new(&error).into())
     }

@@ -382,18 +382,27 @@ impl<M: Machine> Group<M> {
 
     /// The leader of the group has just spoken.
     pub(super) fn hear(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.remember(Duration::ZERO);
+    }
+
+    /// So long ago what this node has was the newest.
+    fn remember(&self, ago: Duration) {
+        let at = Instant::now().checked_sub(ago);
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        *heard = (*heard).max(at);
     }
 
     /// How long ago the group's leader was heard of last; where this node leads, how long ago a
     /// majority was. `None` if never since this node started.
     pub fn heard(&self) -> Option<Duration> {
         if self.leading_term().is_some() {
-            if is_only_voter(&self.raft, self.shared.node) {
-                return Some(Duration::ZERO);
-            }
-            let acked = self.raft.metrics().borrow_watched().last_quorum_acked?;
-            return Some(acked.elapsed());
+            let ago = match is_only_voter(&self.raft, self.shared.node) {
+                true => Duration::ZERO,
+                false => self.raft.metrics().borrow_watched().last_quorum_acked?.elapsed(),
+            };
+            // Once it leads no more, and before it hears of another, that is what it knows.
+            self.remember(ago);
+            return Some(ago);
         }
         self.heard_of_others()
     }
@@ -428,6 +437,7 @@ impl<M: Machine> Group<M> {
     /// Takes a snapshot if the log has grown enough, so that it can be purged. Ends the process if
     /// the group has failed: a group that is broken must not look alive.
     pub async fn tend(&self) {
+        let _ = self.heard();
         let metrics = self.raft.metrics().borrow_watched().clone();
         if let Err(error) = &metrics.running_state {
             fatal("a raft group has failed", error);

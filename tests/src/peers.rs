@@ -20,6 +20,13 @@ pub struct Peer {
     _folder: TempDir,
 }
 
+impl Peer {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         // Asked, not killed: a master that is killed leaves its workers behind.

@@ -2,7 +2,7 @@
 //!
 //! `cargo build --release && cargo bench -p tests --bench cluster`, with ` -- growth`, ` -- load` or ` -- many` for what
 //! takes long and is not in it: a large state on its way to a new node, ten minutes with every core taken, a
-//! thousand instances. Nodes, members, clients and the agent share the machine's cores, so ratios and times of
+//! thousand instances; ` -- writes` is the comparison with etcd alone. Nodes, members, clients and the agent share the machine's cores, so ratios and times of
 //! failover mean something, rates do not.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
@@ -30,6 +30,8 @@ use tests::{
 const REST: Duration = Duration::from_secs(10);
 /// Ticks of the clock that processor time is counted in, per second (proc(5)).
 const TICKS: f64 = 100.0;
+/// Characters of what a write changes, as many as etcd is given.
+const VALUE_LENGTH: usize = 256;
 
 #[tokio::main]
 async fn main() {
@@ -46,6 +48,10 @@ async fn main() {
     let began = Instant::now();
     let mut cluster = Cluster::of(3);
     println!("three nodes ready and settled after {} ms", began.elapsed().as_millis());
+    if asked("writes") {
+        let id = deployed(&cluster.customer(0)).await;
+        return writes_and_reads(&cluster, &id).await;
+    }
     idle(&cluster).await;
     let me = cluster.customer(0);
     let id = deployed(&me).await;
@@ -104,14 +110,16 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
     }
     let etcd = etcd.unwrap_or_default();
     let (path, count) = (format!("/v1/agents/{id}"), AtomicUsize::new(0));
-    let customers: Vec<Customer> = (0..3).map(|node| cluster.customer(node)).collect();
+    // Over HTTP/1.1 each client has a connection of its own, as those of etcd have.
+    let customers: Vec<Customer> = (0..3).map(|node| cluster.customer(node).http1()).collect();
+    let nodes: Vec<u32> = cluster.nodes.iter().map(|node| node.pid).collect();
     for clients in [1, 64, 256] {
         let patch = |client: usize| {
-            let (me, note) = (&customers[client % 3], count.fetch_add(1, Relaxed).to_string());
-            let path = &path;
+            let (me, path) = (&customers[client % 3], &path);
+            let note = format!("{:x>VALUE_LENGTH$}", count.fetch_add(1, Relaxed));
             async move { drop(me.patch(path, &json!({ "metadata": { "note": note } })).await.data(200)) }
         };
-        let ours = load(clients, patch).await;
+        let ours = Cost::of(&nodes, load(clients, patch)).await;
         let theirs = on_etcd(&etcd, clients, true).await;
         compared(&format!("writes, {clients:>3} clients"), &ours, theirs.as_ref());
     }
@@ -120,7 +128,7 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
             let (me, path) = (&customers[client % 3], &path);
             async move { drop(me.get(path).await.data(200)) }
         };
-        let ours = load(clients, get).await;
+        let ours = Cost::of(&nodes, load(clients, get)).await;
         let theirs = on_etcd(&etcd, clients, false).await;
         compared(&format!("linearizable reads, {clients:>3} clients"), &ours, theirs.as_ref());
     }
@@ -130,8 +138,32 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
     }
 }
 
+/// A load, and what a call of it took of the processors, in microseconds: they are shared, so this says more of a
+/// busy machine than rates do.
+struct Cost {
+    load: Measured,
+    servers: f64,
+    clients: f64,
+}
+
+impl Cost {
+    async fn of(servers: &[u32], load: impl Future<Output = Measured>) -> Self {
+        let used = |pids: &[u32]| pids.iter().map(|pid| processor_ticks(*pid)).sum::<f64>();
+        let us = [std::process::id()];
+        let (before, ours) = (used(servers), used(&us));
+        let load = load.await;
+        #[expect(clippy::cast_precision_loss, reason = "a mean")]
+        let each = |ticks: f64| ticks / TICKS * 1e6 / load.times.len() as f64;
+        Self { servers: each(used(servers) - before), clients: each(used(&us) - ours), load }
+    }
+
+    fn shown(&self) -> String {
+        format!("{} ({:.0} + {:.0} us of processors)", self.load.shown(), self.servers, self.clients)
+    }
+}
+
 /// The same load on etcd's members; `None` where there is no etcd.
-async fn on_etcd(etcd: &[peers::Peer], clients: usize, writes: bool) -> Option<Measured> {
+async fn on_etcd(etcd: &[peers::Peer], clients: usize, writes: bool) -> Option<Cost> {
     let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
     let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
     port(0)?;
@@ -144,16 +176,17 @@ async fn on_etcd(etcd: &[peers::Peer], clients: usize, writes: bool) -> Option<M
             }
         }
     };
-    Some(load(clients, call).await)
+    let members: Vec<u32> = etcd.iter().map(peers::Peer::pid).collect();
+    Some(Cost::of(&members, load(clients, call)).await)
 }
 
-fn compared(what: &str, ours: &Measured, theirs: Option<&Measured>) {
+fn compared(what: &str, ours: &Cost, theirs: Option<&Cost>) {
     match theirs {
         Some(theirs) => println!(
             "{what}: {}; etcd {}: {:.2} x",
             ours.shown(),
             theirs.shown(),
-            ours.rate / theirs.rate
+            ours.load.rate / theirs.load.rate
         ),
         None => println!("{what}: {}", ours.shown()),
     }

@@ -158,7 +158,12 @@ impl Cost {
     }
 
     fn shown(&self) -> String {
-        format!("{} ({:.0} + {:.0} us of processors)", self.load.shown(), self.servers, self.clients)
+        format!(
+            "{} ({:.0} + {:.0} us of processors)",
+            self.load.shown(),
+            self.servers,
+            self.clients
+        )
     }
 }
 

@@ -118,11 +118,25 @@ pub struct Snapshots {
     pub bytes: u64,
     /// Entries that stay for replicas that lag.
     pub kept: u64,
+    /// Bytes of log that stay, at most, for a replica that answers and lags further than that.
+    pub held: u64,
+}
+
+impl Snapshots {
+    /// Whether the log is to be cut, so many entries and bytes after the last time; `lag` is what the replica that
+    /// lags most lacks.
+    ///
+    /// One that a snapshot is on its way to lacks more than what stays. A log that is cut meanwhile does not reach
+    /// back to that snapshot any more, and the replica needs another one: for ever, where changes come fast enough.
+    fn are_due(&self, entries: u64, bytes: u64, lag: u64) -> bool {
+        let is_long = entries >= self.entries || entries > 0 && bytes >= self.bytes;
+        is_long && (lag <= self.kept || bytes >= self.held)
+    }
 }
 
 impl Default for Snapshots {
     fn default() -> Self {
-        Self { entries: 10_000, bytes: 16 * 1024 * 1024, kept: 5000 }
+        Self { entries: 10_000, bytes: 16 * 1024 * 1024, kept: 5000, held: 1024 * 1024 * 1024 }
     }
 }
 
@@ -445,11 +459,15 @@ impl<M: Machine> Group<M> {
         let applied = metrics.last_applied.map_or(0, |id| id.index);
         let kept_from = metrics.snapshot.map_or(0, |id| id.index);
         let entries = applied.saturating_sub(kept_from);
-        let due = entries >= self.shared.snapshots.entries
-            || entries > 0 && self.log.grown_bytes() >= self.shared.snapshots.bytes;
-        if due {
+        if self.shared.snapshots.are_due(entries, self.log.grown_bytes(), self.lag()) {
             self.snapshot().await;
         }
+    }
+
+    /// How many entries the replica that lags most lacks, of those that answer; nothing where this node does not
+    /// lead.
+    fn lag(&self) -> u64 {
+        self.present().and_then(|present| present.behind.into_values().max()).unwrap_or(0)
     }
 
     /// The tables of this node's replica with every change acknowledged before this call, and the
@@ -715,4 +733,28 @@ fn config(number: u16, shared: &Shared) -> Result<Config, openraft::ConfigError>
         ..Config::default()
     }
     .validate()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_not_cut_while_a_replica_needs_it() {
+        let snapshots = Snapshots { entries: 100, bytes: 1000, kept: 50, held: 5000 };
+        for (entries, bytes, lag, are_due) in [
+            (0, 4000, 0, false),
+            (99, 999, 0, false),
+            (100, 0, 0, true),
+            (1, 1000, 0, true),
+            (100, 1000, 50, true),
+            // On its way to a replica, or from a snapshot to the newest entry.
+            (100, 1000, 51, false),
+            (100_000, 4999, 100_000, false),
+            // Nobody waits for ever.
+            (100_000, 5000, 100_000, true),
+        ] {
+            assert_eq!(snapshots.are_due(entries, bytes, lag), are_due, "{entries} {bytes} {lag}");
+        }
+    }
 }

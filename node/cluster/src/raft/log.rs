@@ -33,7 +33,8 @@ use super::{
     checked::{self, Damaged},
     disk::{Pause, Scribe},
     fatal,
-    scrub::{Pace, Scrubbed},
+    pace::Pace,
+    scrub::{self, Scrubbed},
     types::{Entry, LogId, TypeConfig, Vote},
     wal::{Frame, Opened, Pen, Wal},
 };
@@ -49,6 +50,11 @@ const BYTES_KEPT: usize = 2 * 1024 * 1024;
 /// Operations that one frame takes, and the bytes of entries after which it takes no more.
 const OPERATIONS_PER_COMMIT: usize = 4096;
 const BYTES_PER_COMMIT: usize = 64 * 1024 * 1024;
+/// Bytes of entries that a replica is sent at once: it has a fraction of a second to write them and say so, or is sent
+/// the same again.
+const BYTES_AT_ONCE: usize = 1024 * 1024;
+/// Entries that are read at once for that; twice as many each time, where they are small.
+const ENTRIES_READ_AT_ONCE: u64 = 16;
 /// How long `committed` waits for a frame to ride with.
 const COMMITTED_ALONE_AFTER: Duration = Duration::from_secs(1);
 
@@ -160,7 +166,7 @@ impl LogFile {
 
     /// Reads everything that is needed of the file.
     fn scrub(&self) -> io::Result<u64> {
-        let (mut pace, mut at) = (Pace::default(), 0);
+        let (mut pace, mut at) = (Pace::of(scrub::BYTES_PER_SECOND), 0);
         while let Some((next, read)) = self.wal.look_through(at)? {
             pace.after(read);
             at = next;
@@ -501,6 +507,23 @@ impl RaftLogReader<TypeConfig> for GroupLog {
         let mut entries = self.file.entries(self.group, from, edge)?;
         entries.extend(recent);
         Ok(entries)
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+        let (mut found, mut bytes) = (vec![], 0);
+        let (mut from, mut stretch) = (start, ENTRIES_READ_AT_ONCE);
+        while from < end && bytes < BYTES_AT_ONCE {
+            let until = end.min(from.saturating_add(stretch));
+            for entry in self.try_get_log_entries(from..until).await? {
+                if bytes >= BYTES_AT_ONCE {
+                    break;
+                }
+                bytes += size(&entry);
+                found.push(entry);
+            }
+            (from, stretch) = (until, stretch.saturating_mul(2));
+        }
+        Ok(found)
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {

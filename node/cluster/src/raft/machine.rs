@@ -259,11 +259,18 @@ impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
         let applied = Applied { log: meta.last_log_id, membership: meta.last_membership.clone() };
         let held = Arc::clone(&self.held);
         let install = move || {
+            // Beside the machine that is there: who reads it waits for the exchange alone. A large state takes
+            // seconds to load, in which a node that can't read answers nobody.
             let reload = || {
-                let mut machine = held.replica.write();
-                load(&mut *machine, held.group, &held.file, &held.file.snapshot(held.group)?)?;
-                *held.flushed.lock().unwrap_or_else(PoisonError::into_inner) = applied.log;
-                *held.applied() = applied.clone();
+                let mut machine = M::default();
+                load(&mut machine, held.group, &held.file, &held.file.snapshot(held.group)?)?;
+                let before = {
+                    let mut replica = held.replica.write();
+                    *held.flushed.lock().unwrap_or_else(PoisonError::into_inner) = applied.log;
+                    *held.applied() = applied.clone();
+                    std::mem::replace(&mut *replica, machine)
+                };
+                drop(before);
                 Ok(())
             };
             held.file.install(held.group, &applied, &snapshot, reload)

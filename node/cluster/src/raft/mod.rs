@@ -9,6 +9,7 @@ pub mod machine;
 pub mod members;
 pub mod network;
 pub mod offline;
+mod pace;
 pub mod received;
 pub mod scrub;
 pub mod state;

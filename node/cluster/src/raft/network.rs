@@ -29,6 +29,8 @@ use crate::peer::{
 
 /// The least time that a peer gets for small messages: an append is answered after its fsync.
 const ANSWER_WITHIN: Duration = Duration::from_millis(75);
+/// What a peer takes in beyond that in a second, at least.
+const BYTES_PER_SECOND: u64 = 8 * 1024 * 1024;
 /// How long a snapshot may take altogether.
 pub const SNAPSHOT_WITHIN: Duration = Duration::from_secs(600);
 
@@ -99,8 +101,9 @@ impl Way {
         within: Duration,
     ) -> Result<A, RPCError<TypeConfig>> {
         let path = format!("/raft/{}/{verb}", self.network.group);
-        let answer =
-            self.network.peers.message(self.to, class, &path, pack(question), within).await;
+        let question = pack(question);
+        let within = within + taken_in_within(question.len());
+        let answer = self.network.peers.message(self.to, class, &path, question, within).await;
         let bytes = answer.map_err(|error| failed(&error))?;
         unpack(&bytes).map_err(|error| NetworkError::new(&error).into())
     }
@@ -108,6 +111,11 @@ impl Way {
     fn late(&self, action: RPCTypes, timeout: Duration) -> Timeout<TypeConfig> {
         Timeout { action, id: 0, target: self.to, timeout }
     }
+}
+
+/// How long a peer may take for the bytes of a question alone.
+fn taken_in_within(bytes: usize) -> Duration {
+    Duration::from_micros(bytes as u64 * 1_000_000 / BYTES_PER_SECOND)
 }
 
 fn failed(error: &CallError) -> RPCError<TypeConfig> {

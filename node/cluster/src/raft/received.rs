@@ -11,7 +11,11 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-use super::{disk::Scribe, state::StateSnapshot};
+use super::{disk::Scribe, pace::Pace, state::StateSnapshot};
+
+/// Bytes of a snapshot that are sent, and written where they arrive, in a second: a new replica comes soon enough,
+/// and those that serve go on serving meanwhile.
+pub(super) const BYTES_PER_SECOND: u64 = 50 * 1024 * 1024;
 
 /// Bytes that are sent in one piece.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -53,8 +57,11 @@ pub fn stream(
     let (sender, mut receiver) = mpsc::channel(PIECES_WAITING);
     tokio::task::spawn_blocking(move || {
         let gone = || io::Error::other("the peer is gone");
-        let sent =
-            write(&snapshot, &head, |piece| sender.blocking_send(Ok(piece)).map_err(|_| gone()));
+        let mut pace = Pace::of(BYTES_PER_SECOND);
+        let sent = write(&snapshot, &head, |piece| {
+            pace.after(piece.len());
+            sender.blocking_send(Ok(piece)).map_err(|_| gone())
+        });
         if let Err(error) = sent {
             let _ = sender.blocking_send(Err(error));
         }
@@ -117,20 +124,33 @@ pub async fn receive(
     // The last four bytes are the sum itself; until more follows, they may be the last.
     let mut held = start;
     loop {
-        let ready = held.len().saturating_sub(4);
-        let part = held.split_to(ready);
+        let is_end = gather(&mut held, &mut bytes).await?;
+        let part = held.split_to(held.len().saturating_sub(4));
         sum = crc32c::crc32c_append(sum, &part);
         rows.bytes += part.len() as u64;
         file = scribe.aside(move || file.write_all(&part).map(|()| file)).await?;
-        match bytes.next().await {
-            Some(more) => held.extend_from_slice(&more?),
-            None => break,
+        if is_end {
+            break;
         }
     }
     if held.as_ref() != sum.to_be_bytes() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the snapshot is damaged"));
     }
     Ok((head, rows))
+}
+
+/// Waits for a piece that is worth a write; says whether it is the last one.
+async fn gather(
+    held: &mut BytesMut,
+    bytes: &mut (impl Stream<Item = io::Result<Bytes>> + Unpin),
+) -> io::Result<bool> {
+    while held.len() < PIECE_BYTES {
+        match bytes.next().await {
+            Some(more) => held.extend_from_slice(&more?),
+            None => return Ok(true),
+        }
+    }
+    Ok(false)
 }
 
 fn head(start: &mut BytesMut) -> io::Result<Option<Bytes>> {

@@ -17,10 +17,8 @@ const FIRST_AFTER: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Between looks whether the node still runs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Bytes after which a round pauses.
-const STRETCH_BYTES: u64 = 256 * 1024;
-/// For how long: at most some 25 MB a second.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Bytes that a round reads in a second.
+pub(super) const BYTES_PER_SECOND: u64 = 25_000_000;
 
 /// A file that can be read through.
 pub trait Scrubbed: Send + Sync + 'static {
@@ -28,25 +26,6 @@ pub trait Scrubbed: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// Reads all of it; gives the bytes that were read.
     fn scrub(&self) -> io::Result<u64>;
-}
-
-/// Lets others have the disk after each stretch.
-#[derive(Default)]
-pub(super) struct Pace {
-    /// What was read so far.
-    pub(super) bytes: u64,
-    paused_at: u64,
-}
-
-impl Pace {
-    /// So many bytes more were read.
-    pub(super) fn after(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
-        if self.bytes - self.paused_at >= STRETCH_BYTES {
-            self.paused_at = self.bytes;
-            thread::sleep(PAUSE);
-        }
-    }
 }
 
 /// Reads the files through for as long as they are used.

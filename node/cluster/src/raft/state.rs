@@ -27,8 +27,9 @@ use super::{
     disk::Scribe,
     fatal,
     log::COMMIT_SECONDS,
+    pace::Pace,
     received,
-    scrub::{Pace, Scrubbed},
+    scrub::{self, Scrubbed},
     types::{LogId, Membership},
 };
 
@@ -221,7 +222,11 @@ impl StateFile {
         reload: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
         let _writing = lock(&self.writing);
-        self.replace(group, applied, from, |_| true)?;
+        let pace = match self.scribe {
+            Scribe::Thread => Pace::of(received::BYTES_PER_SECOND),
+            Scribe::Task(_) => Pace::unbound(),
+        };
+        self.replace(group, applied, from, pace, |_| true)?;
         reload()
     }
 
@@ -231,9 +236,10 @@ impl StateFile {
         group: u16,
         applied: &Applied,
         from: &StateSnapshot,
+        mut pace: Pace,
         keep: impl Fn(u8) -> bool,
     ) -> io::Result<()> {
-        let replace = || -> Result<(), redb::Error> {
+        let mut replace = || -> Result<(), redb::Error> {
             let write = self.database.begin_write()?;
             {
                 let mut rows = write.open_table(ROWS)?;
@@ -246,6 +252,7 @@ impl StateFile {
                     |_, _| false,
                 )?;
                 from.rows(|table, key, row| {
+                    pace.after(row.len());
                     if keep(table) {
                         let key = row_key(group, table, key);
                         rows.insert(key.as_slice(), checked::write(&key, row).as_slice())?;
@@ -270,7 +277,7 @@ impl Scrubbed for StateFile {
     fn scrub(&self) -> io::Result<u64> {
         let read = self.database.begin_read().map_err(io::Error::other)?;
         let rows = read.open_table(ROWS).map_err(io::Error::other)?;
-        let mut pace = Pace::default();
+        let mut pace = Pace::of(scrub::BYTES_PER_SECOND);
         for row in rows.range::<&[u8]>(..).map_err(io::Error::other)? {
             let (key, row) = row.map_err(io::Error::other)?;
             pace.after(checked::read(key.value(), row.value())?.len());

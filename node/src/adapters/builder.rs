@@ -21,6 +21,7 @@ use super::{
     process::ProcessRuntime,
     recipe::{Recipe, Start, build_failed, text_of},
     source::Fetcher,
+    unfinished::Unfinished,
 };
 
 /// Builds images of the `process` runtime.
@@ -53,11 +54,12 @@ impl Builder {
     /// Builds; on failure nothing is left.
     pub async fn build(&self, request: BuildRequest, log: LineSink) -> Result<Image, Failure> {
         let reference = Self::reference(request.agent_id, request.deployment_id);
-        let folder = self.images.join(&reference);
-        let mut half = HalfBuilt(Some(folder.clone()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).map_err(|error| disk(&error))?;
-        let commit = self.fetcher.fetch(&request.spec.source, &folder, &log).await?;
+        let unfinished = Unfinished::new(&self.images).map_err(|error| disk(&error))?;
+        let unfinished = Arc::new(unfinished);
+        let folder = unfinished.folder();
+        fs::create_dir(&folder).map_err(|error| disk(&error))?;
+        let source = &request.spec.source;
+        let commit = self.fetcher.fetch(source, &folder, &unfinished, &log).await?;
         let recipe = Recipe::read(&folder, &request.spec.runtime)?;
         if recipe.port.is_some() {
             return Err(build_failed(
@@ -67,16 +69,19 @@ impl Builder {
         let start = recipe.start(&folder)?;
         let isolation = self.process.isolation();
         let command = resolved(&start, recipe.version(), &folder, isolation)?;
-        let shown = command.join(" ").replace(&format!("{}/", folder.display()), "");
-        log(Channel::Stdout, format!("start command: {shown}"));
+        log(Channel::Stdout, format!("start command: {}", command.join(" ")));
         // The adapter first: once an installer has run, nothing in the folder is to be trusted.
         start.write_adapter(&folder).map_err(|error| disk(&error))?;
         let runtime = recipe.runtime(Some(start.language), Some(&folder));
         if let Some(installer) = installer(&folder, start.language, isolation)? {
             self.install(&installer, &folder, &log).await?;
         }
-        open_up(&folder).map_err(|error| disk(&error))?;
-        half.0 = None;
+        let image = reference.clone();
+        let finished = tokio::task::spawn_blocking(move || {
+            open_up(&folder)?;
+            unfinished.replace(&image)
+        });
+        finished.await.map_err(|error| disk(&error))?.map_err(|error| disk(&error))?;
         Ok(Image { commit, ..recipe.image(reference, runtime, command) })
     }
 
@@ -120,18 +125,8 @@ impl Builder {
     }
 }
 
-/// A folder that goes unless the build succeeds, even when the build is called off.
-struct HalfBuilt(Option<PathBuf>);
-
-impl Drop for HalfBuilt {
-    fn drop(&mut self) {
-        if let Some(folder) = self.0.take() {
-            let _ = fs::remove_dir_all(folder);
-        }
-    }
-}
-
-/// The command line with its program found on this machine.
+/// The command line with its program found on this machine, or below the image's folder, which is
+/// elsewhere on other nodes.
 fn resolved(
     start: &Start,
     version: Option<&str>,
@@ -147,7 +142,7 @@ fn resolved(
     let own = folder.join(&program);
     let found = if own.is_file() && !program.starts_with('/') {
         make_runnable(&own).map_err(|error| disk(&error))?;
-        own
+        Path::new(".").join(&program)
     } else if matches!(program.as_str(), "python" | "python3" | "node") {
         interpreter(start.language, version, isolation)?
     } else {

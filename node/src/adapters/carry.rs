@@ -13,7 +13,12 @@ use domain::{cloud::Provider, deployment::Image};
 use futures::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
-use super::{copies::pieces, docker::DockerRuntime, peers::NodePeers, system::random_bytes};
+use super::{
+    copies::pieces,
+    docker::DockerRuntime,
+    peers::NodePeers,
+    unfinished::{IMAGE, Unfinished},
+};
 use crate::hex;
 
 /// Where images are on a node's peer port; runtime and reference follow.
@@ -137,13 +142,10 @@ impl Carrier {
 
     async fn unpack(&self, mut bytes: ImageStream, reference: &str) -> io::Result<()> {
         let (sender, receiver) = mpsc::channel::<Bytes>(PIECES_WAITING);
-        let incoming = self.images.join(format!(".incoming-{}", hex(&random_bytes::<8>())));
-        let target = self.images.join(reference);
-        let unpacked = tokio::task::spawn_blocking(move || {
-            let done = unpack_all(receiver, &incoming, &target);
-            let _ = fs::remove_dir_all(&incoming);
-            done
-        });
+        let incoming = Unfinished::new(&self.images)?;
+        let reference = reference.to_owned();
+        let unpacked =
+            tokio::task::spawn_blocking(move || unpack_all(receiver, &incoming, &reference));
         while let Some(part) = bytes.next().await {
             if sender.send(part?).await.is_err() {
                 break;
@@ -154,23 +156,17 @@ impl Carrier {
     }
 }
 
-fn unpack_all(pieces: mpsc::Receiver<Bytes>, incoming: &Path, target: &Path) -> io::Result<()> {
-    fs::create_dir_all(incoming)?;
+fn unpack_all(
+    pieces: mpsc::Receiver<Bytes>,
+    incoming: &Unfinished,
+    reference: &str,
+) -> io::Result<()> {
     let mut archive = tar::Archive::new(zstd::Decoder::new(Pieces { pieces, now: Bytes::new() })?);
     archive.set_preserve_permissions(true);
     archive.set_preserve_ownerships(true);
     // Whatever leaves the folder is refused by the library; what comes is what a peer packed.
-    archive.unpack(incoming)?;
-    if let Some(parent) = target.parent() {
-        fs::create_dir_all(parent)?;
-        use std::os::unix::fs::PermissionsExt as _;
-        fs::set_permissions(parent, fs::Permissions::from_mode(0o711))?;
-    }
-    match fs::rename(incoming.join("image"), target) {
-        // Somebody else brought it meanwhile.
-        Err(_) if target.is_dir() => Ok(()),
-        renamed => renamed,
-    }
+    archive.unpack(incoming.around())?;
+    incoming.finish(reference)
 }
 
 /// Received pieces as a reader.
@@ -201,7 +197,7 @@ fn pack(folder: PathBuf) -> ImageStream {
             let writer = io::BufWriter::with_capacity(256 * 1024, Sends(sender.clone()));
             let mut archive = tar::Builder::new(zstd::Encoder::new(writer, ZSTD_LEVEL)?);
             archive.follow_symlinks(false);
-            archive.append_dir_all("image", &folder)?;
+            archive.append_dir_all(IMAGE, &folder)?;
             let mut writer = archive.into_inner()?.finish()?;
             io::Write::flush(&mut writer)
         };

@@ -25,5 +25,6 @@ pub mod snapshots;
 pub mod source;
 pub mod system;
 pub mod tls;
+pub mod unfinished;
 pub mod view;
 pub mod visitor;

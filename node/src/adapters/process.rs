@@ -32,6 +32,7 @@ use tokio::{
 use super::{
     cgroup::{Group, Limits},
     isolation::{self, FIRST_UID, Isolation},
+    unfinished,
 };
 use crate::exec::Cage;
 
@@ -63,6 +64,7 @@ impl ProcessRuntime {
     pub fn open(data: &Path, isolation: Isolation, ports: RangeInclusive<u16>) -> io::Result<Self> {
         let (images, work) = (data.join("images"), data.join("run"));
         fs::create_dir_all(&images)?;
+        unfinished::clear(&images)?;
         fs::create_dir_all(&work)?;
         end_leftovers(&work)?;
         let (sender, receiver) = mpsc::channel::<Spawn>();
@@ -196,7 +198,9 @@ impl ProcessRuntime {
         // Where the memory itself is bounded, address space is free.
         let bounded = self.isolation.has("memory");
         let program = request.image.command.first().map(PathBuf::from);
-        let prefix = program.as_deref().and_then(program_prefix);
+        // Its own programs are below the image's folder.
+        let outside = program.as_deref().filter(|program| program.is_absolute());
+        let prefix = outside.and_then(program_prefix);
         let mut readable = vec![image];
         readable.extend(prefix.as_deref());
         Cage {

@@ -4,7 +4,7 @@
 //! An image is kept under a name of its own, `roost/{agent}:{deployment}`, so that nothing else on
 //! this machine can take it away, and it goes when no version needs it any more.
 
-use std::{collections::HashMap, fs, io, path::Path};
+use std::{collections::HashMap, fs, io, path::Path, sync::Arc};
 
 use actors::ports::{BuildRequest, Channel, LineSink};
 use bollard::{
@@ -168,10 +168,11 @@ impl DockerRuntime {
         name: &str,
         log: &LineSink,
     ) -> Result<Image, Failure> {
-        let folder = tempfile::tempdir_in(&self.builds).map_err(|error| disk(&error))?;
+        let folder = tempfile::tempdir_in(&self.builds).map(Arc::new);
+        let folder = folder.map_err(|error| disk(&error))?;
         let context = folder.path().join("context");
         fs::create_dir(&context).map_err(|error| disk(&error))?;
-        let commit = self.fetcher.fetch(&request.spec.source, &context, log).await?;
+        let commit = self.fetcher.fetch(&request.spec.source, &context, &folder, log).await?;
         let recipe = Recipe::read(&context, &request.spec.runtime)?;
         let (dockerfile, is_ours, runtime) = if context.join("Dockerfile").is_file() {
             ("Dockerfile".to_owned(), false, recipe.runtime(None, Some(&context)))

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use reqwest::Client;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use reqwest::{Certificate, Client};
 use tempfile::TempDir;
 
 /// A peer; it ends with its value.
@@ -18,13 +19,6 @@ pub struct Peer {
     /// Where it listens.
     pub port: u16,
     _folder: TempDir,
-}
-
-impl Peer {
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
 }
 
 impl Drop for Peer {
@@ -75,77 +69,167 @@ pub fn nginx(tls: &Path, agent: u64) -> Option<Peer> {
     start(command, port, folder)
 }
 
-/// One member of etcd with its defaults, fsync included.
-pub fn etcd() -> Option<Peer> {
-    etcd_of(1)?.pop()
+/// How etcd speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// As nodes of ours do: TLS for clients, and among members with certificates of both sides.
+    Tls,
+    /// In clear text, as it comes.
+    Clear,
 }
 
-/// So many members of etcd with their defaults, fsync included.
-pub fn etcd_of(members: usize) -> Option<Vec<Peer>> {
-    let ports: Vec<(u16, u16)> = (0..members).map(|_| (free_port(), free_port())).collect();
-    let url = |port: u16| format!("http://127.0.0.1:{port}");
-    let all: Vec<String> =
-        ports.iter().enumerate().map(|(n, (_, peer))| format!("m{n}={}", url(*peer))).collect();
-    let started: Option<Vec<Peer>> =
-        (0..members).map(|n| member(n, ports[n], &all.join(","))).collect();
-    // They listen before they have elected one of them.
-    std::thread::sleep(Duration::from_secs(2));
-    started
+impl Wire {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Tls, Self::Clear];
+
+    /// For people.
+    pub fn shown(self) -> &'static str {
+        match self {
+            Self::Tls => "etcd over TLS",
+            Self::Clear => "etcd in clear text",
+        }
+    }
 }
 
-fn member(number: usize, (port, peer): (u16, u16), all: &str) -> Option<Peer> {
+/// Members of etcd that belong together.
+pub struct Etcd {
+    members: Vec<Peer>,
+    /// What its clients trust, and where the members' certificates are.
+    authority: Option<(Certificate, TempDir)>,
+}
+
+/// One certificate for all members, of an authority of its own.
+fn certified() -> (Certificate, TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
-    let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
+    let (ca_key, key) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
+    let mut ca = CertificateParams::new(vec![]).expect("parameters");
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = ca.self_signed(&ca_key).expect("an authority").pem();
+    let issuer = Issuer::from_params(&ca, &ca_key);
+    let own = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
+    let own = own.signed_by(&key, &issuer).expect("a certificate").pem();
+    for (name, text) in
+        [("ca.pem", &authority), ("cert.pem", &own), ("key.pem", &key.serialize_pem())]
+    {
+        fs::write(folder.path().join(name), text).expect("it is written");
+    }
+    (Certificate::from_pem(authority.as_bytes()).expect("a certificate"), folder)
+}
+
+impl Etcd {
+    /// So many members with their defaults, fsync included; `None` where there is no etcd.
+    pub fn start(members: usize, wire: Wire) -> Option<Self> {
+        let authority = (wire == Wire::Tls).then(certified);
+        let tls = authority.as_ref().map(|(_, folder)| folder.path());
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = |port: u16| format!("{scheme}://127.0.0.1:{port}");
+        let ports: Vec<(u16, u16)> = (0..members).map(|_| (free_port(), free_port())).collect();
+        let all: Vec<String> =
+            ports.iter().enumerate().map(|(n, (_, peer))| format!("m{n}={}", url(*peer))).collect();
+        let member = |n: usize| {
+            let (own, peer) = (url(ports[n].0), url(ports[n].1));
+            member(n, ports[n].0, [&own, &peer, &all.join(",")], tls)
+        };
+        let members: Option<Vec<Peer>> = (0..members).map(member).collect();
+        // They listen before they have elected one of them.
+        std::thread::sleep(Duration::from_secs(2));
+        Some(Self { members: members?, authority })
+    }
+
+    /// The members' processes.
+    pub fn pids(&self) -> Vec<u32> {
+        self.members.iter().map(|member| member.child.id()).collect()
+    }
+
+    /// A client with a connection of its own to one of the members: gRPC (HTTP/2).
+    pub fn client(&self, member: usize) -> EtcdClient {
+        let port = self.members[member % self.members.len()].port;
+        let builder = Client::builder().http2_prior_knowledge();
+        match &self.authority {
+            Some((authority, _)) => {
+                let client = builder.tls_certs_only([authority.clone()]).build();
+                let base_url = format!("https://127.0.0.1:{port}");
+                EtcdClient { client: client.expect("a client"), base_url }
+            }
+            None => {
+                let base_url = format!("http://127.0.0.1:{port}");
+                EtcdClient { client: builder.build().expect("a client"), base_url }
+            }
+        }
+    }
+}
+
+fn member(
+    number: usize,
+    port: u16,
+    [own, peer, all]: [&String; 3],
+    tls: Option<&Path>,
+) -> Option<Peer> {
+    let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new("etcd");
     command.arg("--data-dir").arg(folder.path()).args([
         "--name",
         &format!("m{number}"),
         "--listen-client-urls",
-        &client,
+        own,
         "--advertise-client-urls",
-        &client,
+        own,
         "--listen-peer-urls",
-        &peer,
+        peer,
         "--initial-advertise-peer-urls",
-        &peer,
+        peer,
         "--initial-cluster",
         all,
     ]);
+    if let Some(tls) = tls {
+        for (option, name) in [
+            ("--cert-file", "cert.pem"),
+            ("--key-file", "key.pem"),
+            ("--peer-cert-file", "cert.pem"),
+            ("--peer-key-file", "key.pem"),
+            ("--peer-trusted-ca-file", "ca.pem"),
+        ] {
+            command.arg(option).arg(tls.join(name));
+        }
+        command.arg("--peer-client-cert-auth");
+    }
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
     Some(Peer { child, port, _folder: folder })
 }
 
-/// A connection of its own to etcd, over gRPC (HTTP/2 without TLS).
-pub fn etcd_client() -> Client {
-    Client::builder().http2_prior_knowledge().build().expect("a client")
+/// A client of etcd.
+pub struct EtcdClient {
+    client: Client,
+    base_url: String,
 }
 
-/// Puts 256 bytes under a key: `etcdserverpb.KV/Put`, whose request has the key as field 1 and the
-/// value as field 2.
-pub async fn etcd_put(client: &Client, port: u16, key: &str) {
-    let value = [b'x'; 256];
-    let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
-    message.extend_from_slice(key.as_bytes());
-    message.extend_from_slice(&[0x12, 0x80, 0x02]);
-    message.extend_from_slice(&value);
-    ask_etcd(client, port, "Put", &message).await;
-}
+impl EtcdClient {
+    /// Puts 256 bytes under a key: `etcdserverpb.KV/Put`, whose request has the key as field 1 and the
+    /// value as field 2.
+    pub async fn put(&self, key: &str) {
+        let value = [b'x'; 256];
+        let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
+        message.extend_from_slice(key.as_bytes());
+        message.extend_from_slice(&[0x12, 0x80, 0x02]);
+        message.extend_from_slice(&value);
+        self.ask("Put", &message).await;
+    }
 
-/// Reads a key, linearizably: `etcdserverpb.KV/Range`, whose request has the key as field 1.
-pub async fn etcd_get(client: &Client, port: u16, key: &str) {
-    let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
-    message.extend_from_slice(key.as_bytes());
-    ask_etcd(client, port, "Range", &message).await;
-}
+    /// Reads a key, linearizably: `etcdserverpb.KV/Range`, whose request has the key as field 1.
+    pub async fn get(&self, key: &str) {
+        let mut message = vec![0x0a, u8::try_from(key.len()).expect("a short key")];
+        message.extend_from_slice(key.as_bytes());
+        self.ask("Range", &message).await;
+    }
 
-async fn ask_etcd(client: &Client, port: u16, method: &str, message: &[u8]) {
-    let mut frame = vec![0];
-    frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
-    frame.extend_from_slice(message);
-    let url = format!("http://127.0.0.1:{port}/etcdserverpb.KV/{method}");
-    let request =
-        client.post(url).header("content-type", "application/grpc").header("te", "trailers");
-    let answer = request.body(frame).send().await.expect("etcd answers");
-    let bytes = answer.bytes().await.expect("a whole answer");
-    assert!(bytes.len() > 5, "etcd did not do it");
+    async fn ask(&self, method: &str, message: &[u8]) {
+        let mut frame = vec![0];
+        frame.extend_from_slice(&u32::try_from(message.len()).expect("short").to_be_bytes());
+        frame.extend_from_slice(message);
+        let url = format!("{}/etcdserverpb.KV/{method}", self.base_url);
+        let request = self.client.post(url).header("content-type", "application/grpc");
+        let answer = request.header("te", "trailers").body(frame).send().await;
+        let bytes = answer.expect("etcd answers").bytes().await.expect("a whole answer");
+        assert!(bytes.len() > 5, "etcd did not do it");
+    }
 }

@@ -71,6 +71,13 @@ pub struct Cloud {
     pub revision: u64,
 }
 
+impl Cloud {
+    /// What no other cloud may be called, however it is written.
+    pub(crate) fn taken_name(&self) -> (Tenant, String) {
+        (self.tenant, self.name.to_ascii_lowercase())
+    }
+}
+
 /// A change of a cloud; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloudPatch {
@@ -85,10 +92,7 @@ pub struct CloudPatch {
 }
 
 pub(crate) fn create(state: &Directory, cloud: &Cloud) -> Result<Vec<DirectoryEvent>, Rejection> {
-    let taken = state.clouds.rows().any(|(_, other)| {
-        other.tenant == cloud.tenant && other.name.eq_ignore_ascii_case(&cloud.name)
-    });
-    if taken {
+    if state.cloud_names.contains(&cloud.taken_name()) {
         return Err(Rejection::CloudNameTaken(cloud.name.clone()));
     }
     Ok(vec![DirectoryEvent::CloudPut(Box::new(cloud.clone()))])

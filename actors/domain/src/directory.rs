@@ -325,6 +325,8 @@ pub struct Directory {
     /// How many keys a tenant has; derived.
     keys_of: BTreeMap<Tenant, usize>,
     pub(crate) user_by_email: BTreeSet<(String, UserId)>,
+    /// The names that clouds have, in lower case; derived.
+    pub(crate) cloud_names: BTreeSet<(Tenant, String)>,
     /// Builds that are under way; derived.
     pub(crate) building: BTreeMap<Tenant, BTreeSet<DeploymentId>>,
 }
@@ -361,6 +363,7 @@ impl Default for Directory {
             api_key_by_hash: BTreeSet::new(),
             keys_of: BTreeMap::new(),
             user_by_email: BTreeSet::new(),
+            cloud_names: BTreeSet::new(),
             building: BTreeMap::new(),
         }
     }
@@ -647,8 +650,8 @@ impl Machine for Directory {
             E::Told(up_to) => self.outbox.told(*up_to),
             E::ToldOf(numbers) => self.outbox.told_of(numbers),
             E::ApiKeyPut(row) => self.put_api_key(row),
-            E::CloudPut(row) => self.clouds.put(row.id, Cloud::clone(row)),
-            E::CloudGone(id) => self.clouds.remove(id),
+            E::CloudPut(row) => self.put_cloud(row),
+            E::CloudGone(id) => self.drop_cloud(*id),
             E::UploadPut(row) => self.uploads.put(row.id, Upload::clone(row)),
             E::UploadGone(id) => self.uploads.remove(id),
             E::AgentCreated(row) => self.create_agent(row),
@@ -831,6 +834,7 @@ impl Machine for Directory {
         self.index_builds();
         self.user_by_email =
             self.users.rows().map(|(id, user)| (user.email.to_lowercase(), *id)).collect();
+        self.cloud_names = self.clouds.rows().map(|(_, cloud)| cloud.taken_name()).collect();
     }
 }
 
@@ -867,6 +871,18 @@ impl Directory {
         if let Some(before) = self.users.get(&id) {
             self.user_by_email.remove(&(before.email.to_lowercase(), id));
         }
+    }
+
+    fn put_cloud(&mut self, row: &Cloud) {
+        self.cloud_names.insert(row.taken_name());
+        self.clouds.put(row.id, row.clone());
+    }
+
+    fn drop_cloud(&mut self, id: CloudId) {
+        if let Some(before) = self.clouds.get(&id) {
+            self.cloud_names.remove(&before.taken_name());
+        }
+        self.clouds.remove(&id);
     }
 
     fn put_api_key(&mut self, row: &ApiKey) {

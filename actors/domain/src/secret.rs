@@ -40,9 +40,14 @@ pub struct Secret {
 impl Secret {
     /// The key of its row, and the place that its value is sealed for.
     pub fn place(tenant: Tenant, cloud_id: Option<CloudId>, name: &str) -> String {
-        let mode = if tenant.mode.is_live() { "live" } else { "test" };
         let cloud = cloud_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
-        format!("{}/{mode}/{cloud}/{name}", tenant.org)
+        format!("{}{cloud}/{name}", Self::places(tenant))
+    }
+
+    /// What the keys of all secrets of a tenant begin with.
+    fn places(tenant: Tenant) -> String {
+        let mode = if tenant.mode.is_live() { "live" } else { "test" };
+        format!("{}/{mode}/", tenant.org)
     }
 }
 
@@ -121,7 +126,9 @@ impl Directory {
 
     /// All secrets of a tenant, by name.
     pub fn secrets_of(&self, tenant: Tenant) -> impl Iterator<Item = &Arc<Secret>> {
-        self.secrets.rows().map(|(_, row)| row).filter(move |row| row.tenant == tenant)
+        let places = Secret::places(tenant);
+        let rows = self.secrets.rows_from(places.clone());
+        rows.take_while(move |(key, _)| key.starts_with(&places)).map(|(_, row)| row)
     }
 }
 

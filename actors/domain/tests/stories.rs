@@ -5,8 +5,8 @@ mod golden;
 use std::collections::BTreeMap;
 
 use domain::{
-    AgentId, CloudId, DeploymentId, InstanceId, JobId, NodeId, OrgId, RequestId, Timestamp,
-    UploadId,
+    AgentId, CloudId, DeploymentId, InstanceId, JobId, NodeId, OrgId, Rejection, RequestId,
+    Timestamp, UploadId,
     account::{Mode, Tenant},
     agent::{
         Agent, AgentPatch, Desired, Resources, RuntimeSpec, Scaling, Source, Status,
@@ -504,6 +504,37 @@ fn with_cloud() -> Directory {
     let (answer, _) = apply(&mut directory, &entry(C::CreateCloud(Box::new(cloud())), 0));
     assert!(answer.result.is_ok());
     directory
+}
+
+#[test]
+fn the_name_of_a_cloud_is_taken_until_it_goes_also_after_a_restart() {
+    let mut directory = with_cloud();
+    let named = |name: &str, id: u128, mode: Mode| {
+        let tenant = Tenant { mode, ..TENANT };
+        let cloud = Cloud { id: CloudId(id), tenant, name: name.to_owned(), ..cloud() };
+        entry(C::CreateCloud(Box::new(cloud)), 1)
+    };
+    for restart in [false, true] {
+        if restart {
+            directory = restored(&rows(&mut directory));
+        }
+        let (answer, _) =
+            apply(&mut directory, &named(&cloud().name.to_uppercase(), 7, TENANT.mode));
+        assert!(matches!(answer.result, Err(Rejection::CloudNameTaken(_))), "{:?}", answer.result);
+        let other = if TENANT.mode == Mode::Live { Mode::Test } else { Mode::Live };
+        let free = CloudId(8 + u128::from(restart));
+        let (answer, _) =
+            apply(&mut directory, &named(&format!("new-{restart}"), free.0, TENANT.mode));
+        assert!(answer.result.is_ok(), "{:?}", answer.result);
+        let (answer, _) = apply(&mut directory, &named(&format!("NEW-{restart}"), 20, other));
+        assert!(answer.result.is_ok(), "the other mode has names of its own: {:?}", answer.result);
+        let gone = C::DeleteCloud { tenant: Tenant { mode: other, ..TENANT }, id: CloudId(20) };
+        assert!(apply(&mut directory, &entry(gone, 2)).0.result.is_ok());
+        let gone = C::DeleteCloud { tenant: TENANT, id: CLOUD };
+        assert!(apply(&mut directory, &entry(gone, 2)).0.result.is_ok());
+        let (answer, _) = apply(&mut directory, &named(&cloud().name, CLOUD.0, TENANT.mode));
+        assert!(answer.result.is_ok(), "its name is free again: {:?}", answer.result);
+    }
 }
 
 proptest! {

@@ -1,9 +1,12 @@
 //! What three nodes do together, beside three members of etcd on the same machine in the same run.
 //!
-//! `cargo build --release && cargo bench -p tests --bench cluster`, with ` -- growth`, ` -- load` or ` -- many` for what
-//! takes long and is not in it: a large state on its way to a new node, ten minutes with every core taken, a
-//! thousand instances; ` -- writes` is the comparison with etcd alone. Nodes, members, clients and the agent share the machine's cores, so ratios and times of
-//! failover mean something, rates do not.
+//! `cargo build --release && cargo bench -p tests --bench cluster`, with ` -- growth`, ` -- load` or
+//! ` -- many` for what takes long and is not in it: a large state on its way to a new node, ten minutes with
+//! every core taken, a thousand instances; ` -- writes` is the comparison with etcd alone, which speaks once as
+//! nodes do (TLS everywhere) and once in clear text.
+//!
+//! Nodes, members, clients and the agent share the machine's cores, so ratios and times of failover mean
+//! something, rates do not.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
@@ -13,7 +16,6 @@ mod many;
 mod taken;
 
 use std::{
-    fs,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -21,15 +23,15 @@ use std::{
 use serde_json::{Value, json};
 use tests::{
     Cluster, Customer,
-    load::{Measured, load, resident_mib},
-    peers::{self, etcd_client, etcd_get, etcd_put},
+    load::{Measured, cpu_millis, load, resident_mib},
+    peers::{Etcd, Wire},
     source,
 };
 
 /// How long the nodes rest before their idleness is measured.
 const REST: Duration = Duration::from_secs(10);
-/// Ticks of the clock that processor time is counted in, per second (proc(5)).
-const TICKS: f64 = 100.0;
+/// How often each load is measured, in turns: what the machine gives changes from minute to minute.
+const ROUNDS: usize = 3;
 /// Characters of what a write changes, as many as etcd is given.
 const VALUE_LENGTH: usize = 256;
 
@@ -70,21 +72,12 @@ async fn deployed(me: &Customer) -> String {
     me.deploy_as(&wanted).await
 }
 
-fn processor_ticks(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let after = stat.rsplit(')').next().unwrap_or_default();
-    let fields: Vec<&str> = after.split_whitespace().collect();
-    let ticks =
-        |place: usize| fields.get(place).and_then(|field| field.parse().ok()).unwrap_or(0.0);
-    ticks(11) + ticks(12)
-}
-
 async fn idle(cluster: &Cluster) {
     tokio::time::sleep(REST).await;
-    let before: Vec<f64> = cluster.nodes.iter().map(|node| processor_ticks(node.pid)).collect();
+    let before: Vec<u32> = cluster.nodes.iter().map(|node| cpu_millis(node.pid)).collect();
     tokio::time::sleep(REST).await;
     for (node, before) in cluster.nodes.iter().zip(before) {
-        let used = (processor_ticks(node.pid) - before) / TICKS / REST.as_secs_f64() * 100.0;
+        let used = f64::from(cpu_millis(node.pid) - before) / 1000.0 / REST.as_secs_f64() * 100.0;
         println!("idle node: {used:.1} % of a core, {} MiB resident", resident_mib(node.pid));
     }
 }
@@ -104,37 +97,63 @@ async fn wrong_node(cluster: &Cluster, id: &str) {
 }
 
 async fn writes_and_reads(cluster: &Cluster, id: &str) {
-    let etcd = peers::etcd_of(3);
-    if etcd.is_none() {
+    let etcd: Vec<(Wire, Etcd)> =
+        Wire::ALL.iter().filter_map(|wire| Some((*wire, Etcd::start(3, *wire)?))).collect();
+    if etcd.is_empty() {
         println!("SKIPPED: etcd");
     }
-    let etcd = etcd.unwrap_or_default();
     let (path, count) = (format!("/v1/agents/{id}"), AtomicUsize::new(0));
     // Over HTTP/1.1 each client has a connection of its own, as those of etcd have.
     let customers: Vec<Customer> = (0..3).map(|node| cluster.customer(node).http1()).collect();
     let nodes: Vec<u32> = cluster.nodes.iter().map(|node| node.pid).collect();
-    for clients in [1, 64, 256] {
-        let patch = |client: usize| {
-            let (me, path) = (&customers[client % 3], &path);
-            let note = format!("{:x>VALUE_LENGTH$}", count.fetch_add(1, Relaxed));
-            async move { drop(me.patch(path, &json!({ "metadata": { "note": note } })).await.data(200)) }
-        };
-        let ours = Cost::of(&nodes, load(clients, patch)).await;
-        let theirs = on_etcd(&etcd, clients, true).await;
-        compared(&format!("writes, {clients:>3} clients"), &ours, theirs.as_ref());
-    }
-    for clients in [1, 64] {
-        let get = |client: usize| {
-            let (me, path) = (&customers[client % 3], &path);
-            async move { drop(me.get(path).await.data(200)) }
-        };
-        let ours = Cost::of(&nodes, load(clients, get)).await;
-        let theirs = on_etcd(&etcd, clients, false).await;
-        compared(&format!("linearizable reads, {clients:>3} clients"), &ours, theirs.as_ref());
+    for (call, clients) in
+        [(Call::Write, 1), (Call::Write, 64), (Call::Write, 256), (Call::Read, 1), (Call::Read, 64)]
+    {
+        let (mut ours, mut theirs) = (vec![], etcd.iter().map(|_| vec![]).collect::<Vec<_>>());
+        for _ in 0..ROUNDS {
+            let one = |client: usize| {
+                let (me, path) = (&customers[client % 3], &path);
+                let note = format!("{:x>VALUE_LENGTH$}", count.fetch_add(1, Relaxed));
+                let change = json!({ "metadata": { "note": note } });
+                async move {
+                    match call {
+                        Call::Write => drop(me.patch(path, &change).await.data(200)),
+                        Call::Read => drop(me.get(path).await.data(200)),
+                    }
+                }
+            };
+            ours.push(Cost::of(&nodes, load(clients, one)).await);
+            for ((_, etcd), measured) in etcd.iter().zip(&mut theirs) {
+                measured.push(on_etcd(etcd, clients, call).await);
+            }
+        }
+        let ours = Cost::together(ours);
+        println!("{}, {clients:>3} clients: {}", call.shown(), ours.shown());
+        for ((wire, _), theirs) in etcd.iter().zip(theirs) {
+            let theirs = Cost::together(theirs);
+            let ratio = ours.load.rate / theirs.load.rate;
+            println!("  {ratio:.2} x {}: {}", wire.shown(), theirs.shown());
+        }
     }
     for (node, me) in customers.iter().enumerate() {
         let reads = load(1, |_| async { drop(me.get(&path).await.data(200)) }).await;
         println!("linearizable reads over node {node}, 1 client: {}", reads.shown());
+    }
+}
+
+/// What is compared.
+#[derive(Clone, Copy)]
+enum Call {
+    Write,
+    Read,
+}
+
+impl Call {
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Write => "writes",
+            Self::Read => "linearizable reads",
+        }
     }
 }
 
@@ -148,51 +167,44 @@ struct Cost {
 
 impl Cost {
     async fn of(servers: &[u32], load: impl Future<Output = Measured>) -> Self {
-        let used = |pids: &[u32]| pids.iter().map(|pid| processor_ticks(*pid)).sum::<f64>();
+        let used =
+            |pids: &[u32]| pids.iter().map(|pid| f64::from(cpu_millis(*pid)) * 1000.0).sum::<f64>();
         let us = [std::process::id()];
         let (before, ours) = (used(servers), used(&us));
         let load = load.await;
-        #[expect(clippy::cast_precision_loss, reason = "a mean")]
-        let each = |ticks: f64| ticks / TICKS * 1e6 / load.times.len() as f64;
-        Self { servers: each(used(servers) - before), clients: each(used(&us) - ours), load }
+        Self { servers: used(servers) - before, clients: used(&us) - ours, load }
+    }
+
+    /// Several, as if they were one.
+    fn together(all: Vec<Self>) -> Self {
+        let servers = all.iter().map(|one| one.servers).sum();
+        let clients = all.iter().map(|one| one.clients).sum();
+        Self {
+            load: Measured::together(all.into_iter().map(|one| one.load).collect()),
+            servers,
+            clients,
+        }
     }
 
     fn shown(&self) -> String {
-        format!(
-            "{} ({:.0} + {:.0} us of processors)",
-            self.load.shown(),
-            self.servers,
-            self.clients
-        )
+        #[expect(clippy::cast_precision_loss, reason = "a mean")]
+        let each = |micros: f64| micros / self.load.times.len() as f64;
+        let (servers, clients) = (each(self.servers), each(self.clients));
+        format!("{} ({servers:.0} + {clients:.0} us of processors)", self.load.shown())
     }
 }
 
-/// The same load on etcd's members; `None` where there is no etcd.
-async fn on_etcd(etcd: &[peers::Peer], clients: usize, writes: bool) -> Option<Cost> {
-    let connections: Vec<_> = (0..clients).map(|_| etcd_client()).collect();
-    let port = |client: usize| etcd.get(client % 3).map(|peer| peer.port);
-    port(0)?;
-    let call = |client: usize| {
-        let (connection, port) = (&connections[client], port(client).unwrap_or_default());
+/// The same load on etcd's members.
+async fn on_etcd(etcd: &Etcd, clients: usize, call: Call) -> Cost {
+    let connections: Vec<_> = (0..clients).map(|client| etcd.client(client)).collect();
+    let one = |client: usize| {
+        let connection = &connections[client];
         async move {
-            match writes {
-                true => etcd_put(connection, port, &format!("key-{client}")).await,
-                false => etcd_get(connection, port, "key-0").await,
+            match call {
+                Call::Write => connection.put(&format!("key-{client}")).await,
+                Call::Read => connection.get("key-0").await,
             }
         }
     };
-    let members: Vec<u32> = etcd.iter().map(peers::Peer::pid).collect();
-    Some(Cost::of(&members, load(clients, call)).await)
-}
-
-fn compared(what: &str, ours: &Cost, theirs: Option<&Cost>) {
-    match theirs {
-        Some(theirs) => println!(
-            "{what}: {}; etcd {}: {:.2} x",
-            ours.shown(),
-            theirs.shown(),
-            ours.load.rate / theirs.load.rate
-        ),
-        None => println!("{what}: {}", ours.shown()),
-    }
+    Cost::of(&etcd.pids(), load(clients, one)).await
 }

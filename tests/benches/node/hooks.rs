@@ -12,7 +12,10 @@ use tests::{
     load::{Measured, cpu_millis, load, resident_mib},
 };
 
-use crate::deployed;
+use crate::{
+    deployed,
+    work::{Puts, beside_etcd},
+};
 
 /// How long the last deliveries may take.
 const ARRIVE_WITHIN: Duration = Duration::from_secs(120);
@@ -78,7 +81,7 @@ impl Stage {
     }
 }
 
-pub(crate) async fn deliveries(etcd: Option<f64>) {
+pub(crate) async fn deliveries(etcd: &Puts) {
     let stage = Stage::set("[\"1m\"]").await;
     stage.hook(&stage.receiver.url("/ok")).await;
     let single = stage.singly().await;
@@ -97,8 +100,7 @@ pub(crate) async fn deliveries(etcd: Option<f64>) {
     .await;
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let rate = (caused - SINGLE) as f64 / began.elapsed().as_secs_f64();
-    let beside =
-        etcd.map_or_else(String::new, |puts| format!(", {:.2} x etcd's puts", rate / puts));
+    let beside = beside_etcd(rate, etcd);
     println!("webhooks, 64 clients that cause events: {rate:.0} deliveries/s{beside}");
     println!("  {} MiB resident at their end", resident_mib(stage.node.pid()));
 }

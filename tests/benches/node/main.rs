@@ -64,7 +64,7 @@ async fn main() {
     }
     drop(node);
     let etcd = at_work().await;
-    hooks::deliveries(etcd).await;
+    hooks::deliveries(&etcd).await;
     hooks::waiting().await;
     keys::logins().await;
     keys::many().await;
@@ -72,19 +72,19 @@ async fn main() {
 }
 
 /// Changes and jobs beside etcd, and how many puts that takes in a second.
-async fn at_work() -> Option<f64> {
+async fn at_work() -> work::Puts {
     let node = Node::start();
     let me = node.customer();
     let id = deployed(&me).await;
     let etcd = work::etcd().await;
     let yardstick = syncs_per_second(node.data.path());
     println!("one fdatasync after the other: {yardstick:.0}/s");
-    work::changes(&me, &id, yardstick, etcd).await;
+    work::changes(&me, &id, yardstick, &etcd).await;
     drop(node);
     let node = Node::start();
     let me = node.customer();
     let id = deployed(&me).await;
-    work::jobs(&me, &id, yardstick, etcd).await;
+    work::jobs(&me, &id, yardstick, &etcd).await;
     println!("  {} MiB resident at their end", resident_mib(node.pid()));
     etcd
 }

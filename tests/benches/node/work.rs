@@ -6,7 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
-use tests::{Customer, load::load, peers};
+use tests::{
+    Customer,
+    load::load,
+    peers::{Etcd, Wire},
+};
 
 async fn whole(request: RequestBuilder) -> Bytes {
     let answer = request.send().await.expect("answers");
@@ -14,30 +18,41 @@ async fn whole(request: RequestBuilder) -> Bytes {
     answer.bytes().await.expect("whole")
 }
 
-/// Puts of 256 bytes a second with 64 clients, each with a connection of its own.
-pub(crate) async fn etcd() -> Option<f64> {
-    let Some(etcd) = peers::etcd() else {
-        println!("SKIPPED: etcd");
-        return None;
-    };
-    let clients: Vec<_> = (0..64).map(|_| peers::etcd_client()).collect();
-    let puts = load(64, |client| {
-        let key = format!("key-{client}");
-        let connection = &clients[client];
-        async move { peers::etcd_put(connection, etcd.port, &key).await }
-    })
-    .await;
-    println!("etcd puts, 64 clients: {}", puts.shown());
-    Some(puts.rate)
+/// Puts of 256 bytes a second with 64 clients, each with a connection of its own; empty where there is no
+/// etcd.
+pub(crate) type Puts = Vec<(Wire, f64)>;
+
+pub(crate) async fn etcd() -> Puts {
+    let mut all = vec![];
+    for wire in Wire::ALL {
+        let Some(etcd) = Etcd::start(1, wire) else {
+            println!("SKIPPED: etcd");
+            continue;
+        };
+        let clients: Vec<_> = (0..64).map(|client| etcd.client(client)).collect();
+        let put = |client: usize| {
+            let (connection, key) = (&clients[client], format!("key-{client}"));
+            async move { connection.put(&key).await }
+        };
+        let puts = load(64, put).await;
+        println!("{}, puts, 64 clients: {}", wire.shown(), puts.shown());
+        all.push((wire, puts.rate));
+    }
+    all
 }
 
-fn beside(rate: f64, yardstick: f64, etcd: Option<f64>) -> String {
-    let etcd = etcd.map_or_else(String::new, |puts| format!(", {:.2} x etcd's puts", rate / puts));
-    format!("{:.2} x one fdatasync after the other{etcd}", rate / yardstick)
+/// How a rate compares with etcd's puts.
+pub(crate) fn beside_etcd(rate: f64, etcd: &Puts) -> String {
+    let one = |(wire, puts): &(Wire, f64)| format!(", {:.2} x {}", rate / puts, wire.shown());
+    etcd.iter().map(one).collect()
+}
+
+fn beside(rate: f64, yardstick: f64, etcd: &Puts) -> String {
+    format!("{:.2} x one fdatasync after the other{}", rate / yardstick, beside_etcd(rate, etcd))
 }
 
 /// `PATCH` of an agent's metadata.
-pub(crate) async fn changes(me: &Customer, id: &str, yardstick: f64, etcd: Option<f64>) {
+pub(crate) async fn changes(me: &Customer, id: &str, yardstick: f64, etcd: &Puts) {
     let (path, count, me) = (format!("/v1/agents/{id}"), AtomicUsize::new(0), me.http1());
     let patch = |_| async {
         let note = count.fetch_add(1, Relaxed).to_string();
@@ -52,7 +67,7 @@ pub(crate) async fn changes(me: &Customer, id: &str, yardstick: f64, etcd: Optio
 }
 
 /// Jobs: accepted, run and fetched by a waiting `GET`.
-pub(crate) async fn jobs(me: &Customer, id: &str, yardstick: f64, etcd: Option<f64>) {
+pub(crate) async fn jobs(me: &Customer, id: &str, yardstick: f64, etcd: &Puts) {
     let path = format!("/v1/agents/{id}/invoke");
     let (failed, me) = (AtomicUsize::new(0), me.http1());
     let body = json!({ "input": 1, "async": true });

@@ -12,9 +12,9 @@ use openraft::{raft::AppendEntriesResponse, storage::Snapshot};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
+    arrival,
     group::{Export, Group},
     network::{SnapshotHead, pack, unpack},
-    received,
     state::StateSnapshot,
 };
 
@@ -75,15 +75,14 @@ impl<M: Machine> AnyGroup for Group<M> {
         async move {
             let parts = body.into_data_stream();
             let parts = parts.map(|part| part.map_err(io::Error::other)).boxed();
-            let received =
-                received::receive(&self.shared.incoming, parts, self.shared.state.scribe()).await;
-            let (head, rows) = received.map_err(|error| {
+            let arrived = arrival::take(&self.shared.state, self.number, parts).await;
+            let (head, rows) = arrived.map_err(|error| {
                 tracing::warn!(%error, group = self.number, "a snapshot did not arrive");
                 StatusCode::BAD_REQUEST
             })?;
             let SnapshotHead { vote, meta } = read(&head)?;
             tracing::info!(group = self.number, bytes = rows.bytes(), "a snapshot has arrived");
-            let snapshot = Snapshot { meta, snapshot: StateSnapshot::received(rows) };
+            let snapshot = Snapshot { meta, snapshot: StateSnapshot::arrived(rows) };
             said(self.raft.install_full_snapshot(vote, snapshot).await)
         }
         .boxed()

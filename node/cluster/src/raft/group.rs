@@ -40,7 +40,7 @@ use super::{
     log::{GroupLog, LogFile},
     machine::{GroupMachine, Listener},
     members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
-    network::PeerNetwork,
+    network::{PeerNetwork, Underway},
     state::{StateFile, StateSnapshot},
     types::{LogId, Proposal, Runtime, TypeConfig},
 };
@@ -123,14 +123,14 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Whether the log is to be cut, so many entries and bytes after the last time; `lag` is what the replica that
-    /// lags most lacks.
+    /// Whether the log is to be cut, so many entries and bytes after the last time; `lag` tells what the replica
+    /// that lags most lacks.
     ///
     /// One that a snapshot is on its way to lacks more than what stays. A log that is cut meanwhile does not reach
     /// back to that snapshot any more, and the replica needs another one: for ever, where changes come fast enough.
-    fn are_due(&self, entries: u64, bytes: u64, lag: u64) -> bool {
+    fn are_due(&self, entries: u64, bytes: u64, lag: impl FnOnce() -> u64) -> bool {
         let is_long = entries >= self.entries || entries > 0 && bytes >= self.bytes;
-        is_long && (lag <= self.kept || bytes >= self.held)
+        is_long && (bytes >= self.held || lag() <= self.kept)
     }
 }
 
@@ -172,6 +172,7 @@ pub struct Group<M: Machine> {
     heard: Mutex<Option<Instant>>,
     /// The newest term of this node in which it surely had every change from before.
     caught_up: AtomicU64,
+    underway: Underway,
 }
 
 impl<M: Machine> Group<M> {
@@ -188,7 +189,9 @@ impl<M: Machine> Group<M> {
         let replica = machine.replica();
         let log = shared.log.group(number)?;
         let config = config(number, shared).map_err(io::Error::other)?;
-        let network = PeerNetwork { peers: Arc::clone(&shared.peers), group: number };
+        let underway = Underway::default();
+        let peers = Arc::clone(&shared.peers);
+        let network = PeerNetwork { peers, group: number, underway: underway.clone() };
         let started = Raft::new(shared.node, Arc::new(config), network, log.clone(), machine);
         let seed = shared.seed.wrapping_add(u64::from(number));
         let raft = Runtime::scope(seed, started).await.map_err(io::Error::other)?;
@@ -218,6 +221,7 @@ impl<M: Machine> Group<M> {
             is_wanted,
             heard,
             caught_up: AtomicU64::new(NO_TERM),
+            underway,
         })
     }
 
@@ -459,15 +463,23 @@ impl<M: Machine> Group<M> {
         let applied = metrics.last_applied.map_or(0, |id| id.index);
         let kept_from = metrics.snapshot.map_or(0, |id| id.index);
         let entries = applied.saturating_sub(kept_from);
-        if self.shared.snapshots.are_due(entries, self.log.grown_bytes(), self.lag()) {
+        if self.shared.snapshots.are_due(entries, self.log.grown_bytes(), || self.lag()) {
             self.snapshot().await;
         }
     }
 
-    /// How many entries the replica that lags most lacks, of those that answer; nothing where this node does not
-    /// lead.
+    /// How many entries the replica that lags most lacks, of those that answer or have a snapshot on its way to them;
+    /// nothing where this node does not lead.
     fn lag(&self) -> u64 {
-        self.present().and_then(|present| present.behind.into_values().max()).unwrap_or(0)
+        let Some(present) = self.present() else { return 0 };
+        let lag = present.behind.into_values().max().unwrap_or(0);
+        tracing::debug!(
+            group = self.number,
+            lag,
+            underway = self.underway.any(),
+            "the log has grown long"
+        );
+        if self.underway.any() { u64::MAX } else { lag }
     }
 
     /// The tables of this node's replica with every change acknowledged before this call, and the
@@ -754,7 +766,8 @@ mod tests {
             // Nobody waits for ever.
             (100_000, 5000, 100_000, true),
         ] {
-            assert_eq!(snapshots.are_due(entries, bytes, lag), are_due, "{entries} {bytes} {lag}");
+            let found = snapshots.are_due(entries, bytes, || lag);
+            assert_eq!(found, are_due, "{entries} {bytes} {lag}");
         }
     }
 }

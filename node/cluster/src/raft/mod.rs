@@ -1,6 +1,7 @@
 //! Everything that knows openraft. A new release of it touches this folder alone.
 
 pub mod answer;
+mod arrival;
 pub mod checked;
 pub mod disk;
 pub mod group;

@@ -1,6 +1,16 @@
 //! How a group reaches its peers: small messages over an exchange, snapshots as a stream.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -50,6 +60,33 @@ pub struct PeerNetwork {
     pub peers: Arc<PeerClient>,
     /// The group.
     pub group: u16,
+    /// Its snapshots that are on their way from here.
+    pub underway: Underway,
+}
+
+/// Counts snapshots of a group that are on their way to peers.
+#[derive(Clone, Default)]
+pub struct Underway(Arc<AtomicUsize>);
+
+impl Underway {
+    /// Whether one is on its way.
+    pub fn any(&self) -> bool {
+        self.0.load(Acquire) > 0
+    }
+
+    fn begin(&self) -> OnItsWay {
+        self.0.fetch_add(1, AcqRel);
+        OnItsWay(self.clone())
+    }
+}
+
+/// One of them, until it has arrived or failed.
+struct OnItsWay(Underway);
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, AcqRel);
+    }
 }
 
 /// The way to one peer.
@@ -171,6 +208,7 @@ impl RaftNetworkV2<TypeConfig> for Way {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        let _on_its_way = self.network.underway.begin();
         let head = SnapshotHead { vote, meta: snapshot.meta };
         let rows = snapshot.snapshot.stream(pack(&head));
         let body = BodyExt::boxed(StreamBody::new(rows.map(|part| part.map(Frame::data))));

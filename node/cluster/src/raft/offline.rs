@@ -23,7 +23,6 @@ use super::{
     disk::{self, LOG},
     log::{LogFile, Rewrite},
     machine::{apply_one, load},
-    pace::Pace,
     state::{Applied, StateFile, StateSnapshot},
     types::{Entry, LogId, Membership, Proposal, Vote},
 };
@@ -128,7 +127,7 @@ impl Files {
     pub async fn copy(&self, group: u16, from: &Self) -> io::Result<()> {
         let found = from.group(group).await?;
         let rows = from.state.snapshot(group)?;
-        self.state.replace(group, &found.applied, &rows, Pace::unbound(), |_| true)?;
+        self.state.replace(group, &found.applied, &rows, |_| true)?;
         let mut log = from.log.group(group)?;
         let purged = log.get_log_state().await?.last_purged_log_id;
         let append = log.try_get_log_entries(0..u64::MAX).await?;
@@ -172,7 +171,7 @@ impl Files {
     ) -> io::Result<()> {
         let membership = Membership::new(Some(last), alone.membership()?);
         let applied = Applied { log: Some(last), membership };
-        self.state.replace(alone.group, &applied, rows, Pace::unbound(), keep)?;
+        self.state.replace(alone.group, &applied, rows, keep)?;
         let term = last.committed_leader_id().term;
         let vote = Vote::new(term, alone.node);
         let purged = Some(last);

@@ -1,26 +1,29 @@
-//! A snapshot on its way between nodes: a head, then every row, then the checksum of all of it. What
-//! arrives is kept in a file until it is installed, so a large state needs little memory.
+//! A snapshot on its way between nodes: a head, then every row, then the checksum of all of it. Its rows
+//! go on as they come, so a large state needs little memory.
 
 use std::{
     fs,
+    future::Future,
     io::{self, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _, stream};
 use tokio::sync::mpsc;
 
 use super::{disk::Scribe, pace::Pace, state::StateSnapshot};
 
-/// Bytes of a snapshot that are sent, and written where they arrive, in a second: a new replica comes soon enough,
-/// and those that serve go on serving meanwhile.
-pub(super) const BYTES_PER_SECOND: u64 = 50 * 1024 * 1024;
+/// Bytes of a snapshot that are sent in a second: a new replica comes soon enough, and those that serve
+/// go on serving meanwhile.
+const BYTES_PER_SECOND: u64 = 50 * 1024 * 1024;
 
 /// Bytes that are sent in one piece.
 const PIECE_BYTES: usize = 256 * 1024;
 /// Pieces that wait for a slow peer.
 const PIECES_WAITING: usize = 4;
+/// Bytes that tell a length.
+const LENGTH_BYTES: usize = 4;
 /// Longest head.
 const HEAD_BYTES_MAX: usize = 1024 * 1024;
 /// Longest key or row that is believed.
@@ -102,16 +105,49 @@ pub fn write(
     put(Bytes::copy_from_slice(&sum.to_be_bytes()))
 }
 
+/// Where the rows of a snapshot go as they come.
+pub(super) trait Rows: Send {
+    /// The next bytes of them; rows may begin and end anywhere in these.
+    fn put(&mut self, part: Bytes) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+struct ToFile<'s> {
+    rows: ReceivedRows,
+    file: Option<fs::File>,
+    scribe: &'s Scribe,
+}
+
+impl Rows for ToFile<'_> {
+    async fn put(&mut self, part: Bytes) -> io::Result<()> {
+        self.rows.bytes += part.len() as u64;
+        let Some(mut file) = self.file.take() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        let written = self.scribe.aside(move || file.write_all(&part).map(|()| file)).await?;
+        self.file = Some(written);
+        Ok(())
+    }
+}
+
 /// Takes a peer's snapshot: its head, and its rows in a file of `folder`.
 pub async fn receive(
     folder: &Path,
-    mut bytes: impl Stream<Item = io::Result<Bytes>> + Unpin,
+    bytes: impl Stream<Item = io::Result<Bytes>> + Unpin + Send,
     scribe: &Scribe,
 ) -> io::Result<(Bytes, ReceivedRows)> {
     fs::create_dir_all(folder)?;
     let path = folder.join(format!("{:016x}", rand::random::<u64>()));
-    let mut rows = ReceivedRows { path: path.clone(), bytes: 0 };
-    let mut file = scribe.aside(move || fs::File::create(path)).await?;
+    let rows = ReceivedRows { path: path.clone(), bytes: 0 };
+    let file = scribe.aside(move || fs::File::create(path)).await?;
+    let mut to = ToFile { rows, file: Some(file), scribe };
+    let head = take(bytes, &mut to).await?;
+    Ok((head, to.rows))
+}
+
+/// Takes a peer's snapshot: gives its head, and hands its rows on. What was handed on is worth nothing unless this
+/// ends well.
+pub(super) async fn take(
+    mut bytes: impl Stream<Item = io::Result<Bytes>> + Unpin + Send,
+    to: &mut impl Rows,
+) -> io::Result<Bytes> {
     let mut start = BytesMut::new();
     let head = loop {
         if let Some(head) = head(&mut start)? {
@@ -125,10 +161,9 @@ pub async fn receive(
     let mut held = start;
     loop {
         let is_end = gather(&mut held, &mut bytes).await?;
-        let part = held.split_to(held.len().saturating_sub(4));
+        let part = held.split_to(held.len().saturating_sub(4)).freeze();
         sum = crc32c::crc32c_append(sum, &part);
-        rows.bytes += part.len() as u64;
-        file = scribe.aside(move || file.write_all(&part).map(|()| file)).await?;
+        to.put(part).await?;
         if is_end {
             break;
         }
@@ -136,7 +171,7 @@ pub async fn receive(
     if held.as_ref() != sum.to_be_bytes() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the snapshot is damaged"));
     }
-    Ok((head, rows))
+    Ok(head)
 }
 
 /// Waits for a piece that is worth a write; says whether it is the last one.
@@ -164,6 +199,51 @@ fn head(start: &mut BytesMut) -> io::Result<Option<Bytes>> {
     }
     let _ = start.split_to(4);
     Ok(Some(start.split_to(length).freeze()))
+}
+
+/// Cuts bytes that come in pieces into rows.
+#[derive(Default)]
+pub(super) struct Cutter {
+    held: BytesMut,
+    is_ended: bool,
+}
+
+impl Cutter {
+    /// These are next.
+    pub(super) fn add(&mut self, part: &[u8]) {
+        self.held.extend_from_slice(part);
+    }
+
+    /// The next row as `(table, key, row)`, once it is here whole.
+    pub(super) fn row(&mut self) -> io::Result<Option<(u8, Bytes, Bytes)>> {
+        let damaged = || Err(io::ErrorKind::InvalidData.into());
+        if self.is_ended {
+            return if self.held.is_empty() { Ok(None) } else { damaged() };
+        }
+        let mut left = &self.held[..];
+        let Some(table) = left.first().copied() else { return Ok(None) };
+        if table == END {
+            self.held.advance(1);
+            self.is_ended = true;
+            return self.row();
+        }
+        left = &left[1..];
+        if left.len() < 2 * LENGTH_BYTES {
+            return Ok(None);
+        }
+        let (key, row) = (read_length(&mut left)?, read_length(&mut left)?);
+        if left.len() < key + row {
+            return Ok(None);
+        }
+        self.held.advance(1 + 2 * LENGTH_BYTES);
+        let (key, row) = (self.held.split_to(key), self.held.split_to(row));
+        Ok(Some((table, key.freeze(), row.freeze())))
+    }
+
+    /// Whether the mark of the end was there, and nothing after it.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended && self.held.is_empty()
+    }
 }
 
 impl ReceivedRows {
@@ -196,7 +276,7 @@ impl ReceivedRows {
 }
 
 fn read_length(file: &mut impl io::Read) -> io::Result<usize> {
-    let mut bytes = [0; 4];
+    let mut bytes = [0; LENGTH_BYTES];
     file.read_exact(&mut bytes)?;
     let length = u32::from_be_bytes(bytes) as usize;
     if length > ROW_BYTES_MAX { Err(io::ErrorKind::InvalidData.into()) } else { Ok(length) }

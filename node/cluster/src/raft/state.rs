@@ -1,13 +1,17 @@
 //! The tables of all groups in one redb file, written a little later than they change.
 //!
-//! A transaction holds the changed rows *and* how far the log was applied, so a durable commit is a
+//! Each group's rows are in a redb table of their own, so that a snapshot can arrive beside them and take
+//! their place in one short transaction. A transaction holds the changed rows *and* how far the log was applied, so a durable commit is a
 //! checkpoint: the log may be purged up to it, and a restart applies only what came after. A snapshot
 //! is a read transaction. One writer at a time: the flusher's thread, or an installed snapshot.
 
 use std::{
     io,
     ops::Bound,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +23,10 @@ use domain::{
 };
 use futures::Stream;
 use prometheus_client::metrics::histogram::Histogram;
-use redb::{Database, ReadTransaction, ReadableDatabase as _, TableDefinition};
+use redb::{
+    Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, TableDefinition, TableError,
+    TableHandle as _,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -33,10 +40,14 @@ use super::{
     types::{LogId, Membership},
 };
 
-/// `group, table, key` → row.
-const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 /// `group` → [`Applied`].
 const APPLIED: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("applied");
+/// What the names of tables with a group's rows begin with: `group, table, key` → row.
+const ROWS: &str = "rows-";
+/// What the names of tables begin with whose rows still arrive.
+const ARRIVING: &str = "arriving-";
+/// The one table of all groups in files of earlier builds.
+const ROWS_OF_ALL: &str = "rows";
 
 /// How often changed rows are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -84,6 +95,7 @@ pub struct StateFile {
     writing: Mutex<()>,
     stop: Mutex<bool>,
     wake: Condvar,
+    arrivals: AtomicU64,
 }
 
 impl StateFile {
@@ -94,10 +106,7 @@ impl StateFile {
 
     /// Starts this flusher of an open file.
     pub fn start_with(database: Database, scribe: Scribe) -> io::Result<Arc<Self>> {
-        let write = database.begin_write().map_err(io::Error::other)?;
-        write.open_table(ROWS).map_err(io::Error::other)?;
-        write.open_table(APPLIED).map_err(io::Error::other)?;
-        write.commit().map_err(io::Error::other)?;
+        prepare(&database).map_err(io::Error::other)?;
         let file = Arc::new(Self {
             figures: StateFigures { seconds: Histogram::new(COMMIT_SECONDS) },
             database,
@@ -106,6 +115,7 @@ impl StateFile {
             writing: Mutex::new(()),
             stop: Mutex::new(false),
             wake: Condvar::new(),
+            arrivals: AtomicU64::new(0),
         });
         let flusher = Arc::downgrade(&file);
         match scribe {
@@ -150,6 +160,13 @@ impl StateFile {
         *wake.unwrap_or_else(PoisonError::into_inner).0
     }
 
+    /// What tables there are, in order.
+    #[cfg(test)]
+    pub(super) fn table_names(&self) -> Vec<String> {
+        let read = self.database.begin_read().expect("reads");
+        read.list_tables().expect("reads").map(|table| table.name().to_owned()).collect()
+    }
+
     /// Writes what has changed and ends the flusher.
     pub fn stop(&self) {
         *lock(&self.stop) = true;
@@ -186,9 +203,10 @@ impl StateFile {
     ) -> Result<(), redb::Error> {
         let write = self.database.begin_write()?;
         {
-            let mut rows = write.open_table(ROWS)?;
             let mut applied = write.open_table(APPLIED)?;
             for (group, dirty) in groups {
+                let name = rows_of(group);
+                let mut rows = write.open_table(table(&name))?;
                 for change in &dirty.changes {
                     let key = row_key(group, change.table, &change.key);
                     match &change.row {
@@ -222,12 +240,36 @@ impl StateFile {
         reload: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
         let _writing = lock(&self.writing);
-        let pace = match self.scribe {
-            Scribe::Thread => Pace::of(received::BYTES_PER_SECOND),
-            Scribe::Task(_) => Pace::unbound(),
-        };
-        self.replace(group, applied, from, pace, |_| true)?;
+        match &from.0 {
+            Rows::Arrived(arrived) => {
+                self.put_in_place(group, applied, arrived).map_err(io::Error::other)?;
+            }
+            Rows::Written { .. } | Rows::Received(_) => {
+                self.replace(group, applied, from, |_| true)?;
+            }
+        }
         reload()
+    }
+
+    fn put_in_place(
+        &self,
+        group: u16,
+        applied: &Applied,
+        arrived: &Arrived,
+    ) -> Result<(), redb::Error> {
+        let write = self.database.begin_write()?;
+        let name = rows_of(group);
+        write.delete_table(table(&name))?;
+        write.rename_table(table(&arrived.name), table(&name))?;
+        write.open_table(APPLIED)?.insert(group, applied_row(group, applied).as_slice())?;
+        write.commit()?;
+        Ok(())
+    }
+
+    /// A table for rows of this group that are on their way here.
+    pub(super) fn arriving(self: &Arc<Self>, group: u16) -> Arrived {
+        let name = format!("{ARRIVING}{group}-{}", self.arrivals.fetch_add(1, Relaxed));
+        Arrived { file: Arc::clone(self), group, name, bytes: 0 }
     }
 
     /// The same where nobody else writes, with only the tables that are to be kept.
@@ -236,23 +278,15 @@ impl StateFile {
         group: u16,
         applied: &Applied,
         from: &StateSnapshot,
-        mut pace: Pace,
         keep: impl Fn(u8) -> bool,
     ) -> io::Result<()> {
-        let mut replace = || -> Result<(), redb::Error> {
+        let replace = || -> Result<(), redb::Error> {
             let write = self.database.begin_write()?;
             {
-                let mut rows = write.open_table(ROWS)?;
-                let end = group_end(group);
-                rows.retain_in::<&[u8], _>(
-                    (
-                        Bound::Included(row_key(group, 0, &[]).as_slice()),
-                        Bound::Excluded(end.as_slice()),
-                    ),
-                    |_, _| false,
-                )?;
+                let name = rows_of(group);
+                write.delete_table(table(&name))?;
+                let mut rows = write.open_table(table(&name))?;
                 from.rows(|table, key, row| {
-                    pace.after(row.len());
                     if keep(table) {
                         let key = row_key(group, table, key);
                         rows.insert(key.as_slice(), checked::write(&key, row).as_slice())?;
@@ -276,11 +310,16 @@ impl Scrubbed for StateFile {
 
     fn scrub(&self) -> io::Result<u64> {
         let read = self.database.begin_read().map_err(io::Error::other)?;
-        let rows = read.open_table(ROWS).map_err(io::Error::other)?;
         let mut pace = Pace::of(scrub::BYTES_PER_SECOND);
-        for row in rows.range::<&[u8]>(..).map_err(io::Error::other)? {
-            let (key, row) = row.map_err(io::Error::other)?;
-            pace.after(checked::read(key.value(), row.value())?.len());
+        for handle in read.list_tables().map_err(io::Error::other)? {
+            if !handle.name().starts_with(ROWS) {
+                continue;
+            }
+            let rows = read.open_table(table(handle.name())).map_err(io::Error::other)?;
+            for row in rows.range::<&[u8]>(..).map_err(io::Error::other)? {
+                let (key, row) = row.map_err(io::Error::other)?;
+                pace.after(checked::read(key.value(), row.value())?.len());
+            }
         }
         Ok(pace.bytes)
     }
@@ -290,7 +329,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn row_key(group: u16, table: u8, key: &[u8]) -> Vec<u8> {
+/// Makes what is missing of a file, and removes what an earlier life left half arrived.
+fn prepare(database: &Database) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    write.open_table(APPLIED)?;
+    let names: Vec<String> = write.list_tables()?.map(|table| table.name().to_owned()).collect();
+    if names.iter().any(|name| name == ROWS_OF_ALL) {
+        return Err(redb::Error::Io(io::Error::other(
+            "state.redb was written by an earlier build, which kept its rows elsewhere: restore a backup of it, or \
+             begin with an empty folder",
+        )));
+    }
+    for name in names.iter().filter(|name| name.starts_with(ARRIVING)) {
+        write.delete_table(table(name))?;
+    }
+    write.commit()?;
+    Ok(())
+}
+
+fn table(name: &str) -> TableDefinition<'_, &'static [u8], &'static [u8]> {
+    TableDefinition::new(name)
+}
+
+fn rows_of(group: u16) -> String {
+    format!("{ROWS}{group}")
+}
+
+/// The rows of a group; `None` if nothing was written of it so far.
+fn open_rows(
+    read: &ReadTransaction,
+    group: u16,
+) -> Result<Option<ReadOnlyTable<&'static [u8], &'static [u8]>>, redb::Error> {
+    match read.open_table(table(&rows_of(group))) {
+        Err(TableError::TableDoesNotExist(_)) => Ok(None),
+        rows => Ok(Some(rows?)),
+    }
+}
+
+pub(super) fn row_key(group: u16, table: u8, key: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(3 + key.len());
     bytes.extend(group.to_be_bytes());
     bytes.push(table);
@@ -316,6 +392,73 @@ pub struct StateSnapshot(Rows);
 enum Rows {
     Written { group: u16, read: Arc<ReadTransaction>, scribe: Scribe },
     Received(Arc<received::ReceivedRows>),
+    Arrived(Arc<Arrived>),
+}
+
+/// Rows that a peer sent, in a table beside the group's own; it goes with this value unless it was put in the place
+/// of that.
+pub struct Arrived {
+    file: Arc<StateFile>,
+    group: u16,
+    name: String,
+    bytes: u64,
+}
+
+impl Arrived {
+    /// Of which group.
+    pub(super) fn group(&self) -> u16 {
+        self.group
+    }
+
+    /// How many bytes its rows have.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Who writes.
+    pub(super) fn scribe(&self) -> &Scribe {
+        self.file.scribe()
+    }
+
+    /// Adds rows, each with what stands on disk for it; they are durable on return.
+    pub(super) fn add(&mut self, rows: Vec<(Vec<u8>, Vec<u8>)>) -> io::Result<()> {
+        let mut add = || -> Result<(), redb::Error> {
+            let write = self.file.database.begin_write()?;
+            {
+                let mut arriving = write.open_table(table(&self.name))?;
+                for (key, row) in &rows {
+                    self.bytes += row.len() as u64;
+                    arriving.insert(key.as_slice(), row.as_slice())?;
+                }
+            }
+            write.commit()?;
+            Ok(())
+        };
+        add().map_err(io::Error::other)
+    }
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        let (file, name) = (Arc::clone(&self.file), std::mem::take(&mut self.name));
+        let remove = move || {
+            let removed =
+                file.database.begin_write().map_err(redb::Error::from).and_then(|write| {
+                    if write.delete_table(table(&name))? {
+                        write.commit()?;
+                    }
+                    Ok(())
+                });
+            if let Err(error) = removed {
+                tracing::warn!(%error, "what arrived in vain of a snapshot stays until the next start");
+            }
+        };
+        match self.file.scribe {
+            // To free a large table takes a while, and this may be a task of the runtime.
+            Scribe::Thread => drop(thread::spawn(remove)),
+            Scribe::Task(_) => remove(),
+        }
+    }
 }
 
 impl std::fmt::Debug for StateSnapshot {
@@ -323,14 +466,20 @@ impl std::fmt::Debug for StateSnapshot {
         match &self.0 {
             Rows::Written { group, .. } => write!(f, "StateSnapshot(group {group})"),
             Rows::Received(rows) => write!(f, "StateSnapshot(received, {} bytes)", rows.bytes()),
+            Rows::Arrived(rows) => write!(f, "StateSnapshot(arrived, {} bytes)", rows.bytes),
         }
     }
 }
 
 impl StateSnapshot {
-    /// What a peer sent.
+    /// What a peer sent, in a file.
     pub fn received(rows: received::ReceivedRows) -> Self {
         Self(Rows::Received(Arc::new(rows)))
+    }
+
+    /// What a peer sent, beside the rows that it is to replace.
+    pub(super) fn arrived(rows: Arrived) -> Self {
+        Self(Rows::Arrived(Arc::new(rows)))
     }
 
     /// How far the log was applied; `None` for a group that was never written.
@@ -353,8 +502,12 @@ impl StateSnapshot {
         let (group, read) = match &self.0 {
             Rows::Written { group, read, .. } => (*group, read),
             Rows::Received(rows) => return rows.rows(visit),
+            Rows::Arrived(_) => {
+                let message = "rows that arrived are read where they were put";
+                return Err(redb::Error::Io(io::Error::other(message)));
+            }
         };
-        let table = read.open_table(ROWS)?;
+        let Some(table) = open_rows(read, group)? else { return Ok(()) };
         let (start, end) = (row_key(group, 0, &[]), group_end(group));
         for row in table.range::<&[u8]>(start.as_slice()..end.as_slice())? {
             let (key, value) = row?;
@@ -374,7 +527,7 @@ impl StateSnapshot {
     ) -> impl Stream<Item = io::Result<bytes::Bytes>> + use<> {
         let scribe = match &self.0 {
             Rows::Written { scribe, .. } => scribe.clone(),
-            Rows::Received(_) => Scribe::Thread,
+            Rows::Received(_) | Rows::Arrived(_) => Scribe::Thread,
         };
         received::stream(self.clone(), head, &scribe)
     }
@@ -405,7 +558,7 @@ impl Backing for WrittenRows {
     fn get(&self, table: u8, key: &[u8]) -> Option<Vec<u8>> {
         let key = row_key(self.group, table, key);
         self.read(|read| {
-            let rows = read.open_table(ROWS)?;
+            let Some(rows) = open_rows(read, self.group)? else { return Ok(None) };
             let row = rows.get(key.as_slice())?;
             let row = row.map(|row| checked::read(&key, row.value()).map(<[u8]>::to_vec));
             Ok(row.transpose()?)
@@ -422,7 +575,7 @@ impl Backing for WrittenRows {
             (_, None) => (Bound::Included(&first), Bound::Excluded(&end)),
         };
         self.read(|read| {
-            let rows = read.open_table(ROWS)?;
+            let Some(rows) = open_rows(read, self.group)? else { return Ok(vec![]) };
             let range = rows.range::<&[u8]>(bounds)?;
             let mut found = vec![];
             let mut keep = |row: Result<Guards<'_>, redb::StorageError>| {
@@ -437,5 +590,37 @@ impl Backing for WrittenRows {
             }
             Ok(found)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raft::disk;
+
+    /// A file with a table that an earlier life or build left.
+    fn with_table(name: &str, folder: &tempfile::TempDir) -> Database {
+        let database = disk::open(&folder.path().join("state.redb")).expect("opens");
+        let write = database.begin_write().expect("begins");
+        let insert = |mut rows: redb::Table<'_, &[u8], &[u8]>| {
+            rows.insert(&b"key"[..], &b"row"[..]).expect("inserts");
+        };
+        insert(write.open_table(table(name)).expect("opens"));
+        write.commit().expect("commits");
+        database
+    }
+
+    #[test]
+    fn what_arrived_in_part_before_the_node_died_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = StateFile::start(with_table("arriving-3-0", &folder)).expect("starts");
+        assert_eq!(file.table_names(), ["applied"]);
+    }
+
+    #[test]
+    fn a_file_of_an_earlier_build_is_refused_and_not_taken_for_an_empty_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let refused = StateFile::start(with_table("rows", &folder)).err().expect("it is refused");
+        assert!(refused.to_string().contains("an earlier build"), "{refused}");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use actors::call::auditing::{self, Whose};
-use domain::{UploadId, account::Tenant, directory::Command, upload::Upload};
+use domain::{UploadId, account::Tenant, directory::Command, hex::hex, upload::Upload};
 use futures::{StreamExt as _, TryStreamExt as _};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::StatusCode;
@@ -54,7 +54,7 @@ impl UploadLinks {
     pub fn sign(key: &[u8; 32], purpose: &str, id: UploadId, expires: u64) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length of key fits");
         mac.update(format!("upload\n{purpose}\n{id}\n{expires}").as_bytes());
-        mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&mac.finalize().into_bytes())
     }
 }
 

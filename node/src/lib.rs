@@ -25,7 +25,4 @@ pub mod serve;
 pub mod steward;
 pub mod tasks;
 
-/// Lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
+pub use domain::hex::hex;

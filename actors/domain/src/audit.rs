@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{AuditId, OrgId, RequestId, Timestamp, account::Mode, shard::Shard};
+use crate::{AuditId, OrgId, RequestId, Timestamp, account::Mode, hex::hex, shard::Shard};
 
 /// How long rows are kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -65,19 +65,12 @@ impl Audited {
     /// What the hash covers, a line each.
     fn covered(&self) -> String {
         let Self { id, at, actor, action, target, outcome, request_id, count, .. } = self;
-        let (previous, live) = (hexadecimal(&self.previous), self.mode.is_live());
+        let (previous, live) = (hex(&self.previous), self.mode.is_live());
         let Actor { kind, id: who, ip } = actor;
         format!(
             "{previous}\n{id}\n{at}\n{live}\n{kind}\n{who}\n{ip}\n{action}\n{target}\n{outcome}\n{request_id}\n{count}"
         )
     }
-}
-
-/// A hash as clients see it.
-pub fn hexadecimal(hash: &[u8; 32]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |half: u8| char::from(DIGITS[usize::from(half)]);
-    hash.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// Rows by the organization whose log they belong to, in their order.

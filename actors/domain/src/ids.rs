@@ -3,11 +3,11 @@
 //! Inside they are the ULID's 128 bits: small, `Copy`, sorted by time of birth. A text that is not
 //! exactly what we print is not an id, so two spellings of one id cannot exist.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, marker::PhantomData, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Visitor, ser::Error as _};
 use sha2::{Digest as _, Sha256};
-use ulid::Ulid;
+use ulid::{ULID_LEN, Ulid};
 
 /// A text that is no identifier of the wanted kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +18,34 @@ pub struct NotAnId(pub &'static str);
 pub(crate) fn dice_of(content: Sha256) -> u128 {
     let bytes: [u8; 32] = content.finalize().into();
     bytes[..10].iter().fold(0, |sum, byte| sum << 8 | u128::from(*byte))
+}
+
+/// The text of an id behind its prefix.
+fn in_lower_case(id: u128, text: &mut [u8; ULID_LEN]) -> &str {
+    let text = Ulid(id).array_to_str(text);
+    text.make_ascii_lowercase();
+    text
+}
+
+/// The id that this is the one spelling of.
+fn id_in(text: &str) -> Option<u128> {
+    let id = Ulid::from_string(text).ok()?.0;
+    (in_lower_case(id, &mut [0; ULID_LEN]) == text).then_some(id)
+}
+
+/// Reads an id where it stands: entries and rows are full of them.
+struct IdVisitor<T>(PhantomData<T>);
+
+impl<T: FromStr<Err = NotAnId>> Visitor<'_> for IdVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
 }
 
 macro_rules! ids {
@@ -43,10 +71,8 @@ macro_rules! ids {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let mut text = [0; ulid::ULID_LEN];
-                let text = Ulid(self.0).array_to_str(&mut text);
-                text.make_ascii_lowercase();
-                write!(f, "{}{text}", $prefix)
+                f.write_str($prefix)?;
+                f.write_str(in_lower_case(self.0, &mut [0; ULID_LEN]))
             }
         }
 
@@ -60,25 +86,24 @@ macro_rules! ids {
             type Err = NotAnId;
 
             fn from_str(text: &str) -> Result<Self, NotAnId> {
-                let id = text
-                    .strip_prefix($prefix)
-                    .and_then(|rest| Ulid::from_string(rest).ok())
-                    .map(|ulid| Self(ulid.0))
-                    .ok_or(NotAnId($prefix))?;
-                if id.to_string() == text { Ok(id) } else { Err(NotAnId($prefix)) }
+                let rest = text.strip_prefix($prefix);
+                rest.and_then(id_in).map(Self).ok_or(NotAnId($prefix))
             }
         }
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                let mut text = [0; $prefix.len() + ULID_LEN];
+                let (prefix, rest) = text.split_at_mut($prefix.len());
+                prefix.copy_from_slice($prefix.as_bytes());
+                rest.copy_from_slice(in_lower_case(self.0, &mut [0; ULID_LEN]).as_bytes());
+                serializer.serialize_str(str::from_utf8(&text).map_err(S::Error::custom)?)
             }
         }
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                text.parse().map_err(D::Error::custom)
+                deserializer.deserialize_str(IdVisitor(PhantomData))
             }
         }
 
@@ -146,6 +171,12 @@ mod tests {
         assert!(text.starts_with("agent_01"), "{text}");
         assert_eq!(text.len(), "agent_".len() + 26);
         assert_eq!(text.parse(), Ok(id));
+        let json = serde_json::to_string(&id).expect("writes");
+        assert_eq!(json, format!("\"{text}\""));
+        assert_eq!(serde_json::from_str::<AgentId>(&json).ok(), Some(id));
+        let packed = rmp_serde::to_vec(&id).expect("writes");
+        assert_eq!(packed, rmp_serde::to_vec(&text).expect("writes"));
+        assert_eq!(rmp_serde::from_slice::<AgentId>(&packed).ok(), Some(id));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod data_key;
 pub mod deployment;
 pub mod directory;
 pub mod event;
+pub mod hex;
 pub mod idempotency;
 pub mod ids;
 pub mod instance;

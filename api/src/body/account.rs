@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use domain::{
     account::{ApiKey, Application, Invitation, Organization, Role, Tier, User},
-    audit::{Audited, hexadecimal},
+    audit::Audited,
+    hex::hex,
     secret::Secret,
 };
 use poem_openapi::{Enum, Object};
@@ -702,8 +703,8 @@ impl AuditBody {
             outcome: row.outcome.clone(),
             request_id: row.request_id.to_string(),
             count: row.count,
-            hash: hexadecimal(&row.hash),
-            previous_hash: hexadecimal(&row.previous),
+            hash: hex(&row.hash),
+            previous_hash: hex(&row.previous),
             livemode: row.mode.is_live(),
         }
     }

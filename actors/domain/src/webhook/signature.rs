@@ -4,6 +4,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
+use crate::hex::hex;
+
 /// What secrets of Standard Webhooks begin with.
 pub const SECRET_PREFIX: &str = "whsec_";
 
@@ -16,8 +18,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 /// `sha256=<hex>` over `timestamp.body`, keyed with the secret's own bytes (`interface`, Signature).
 pub fn service(secret: &str, timestamp: u64, body: &[u8]) -> String {
     let digest = mac(secret.as_bytes(), &[timestamp.to_string().as_bytes(), b".", body]);
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256={hex}")
+    format!("sha256={}", hex(&digest))
 }
 
 /// `v1,<base64>` over `id.timestamp.body` (Standard Webhooks). A `whsec_` secret is the base64 of its

@@ -11,8 +11,10 @@ use std::{
 
 use super::fatal;
 
-/// How long after the start the first round begins.
-const FIRST_AFTER: Duration = Duration::from_secs(60);
+/// How long after the start the first round begins at the earliest: a node that starts has enough to do.
+const FIRST_AFTER: Duration = Duration::from_secs(600);
+/// Within this time after that it begins, by chance: nodes that start together do not all read at once.
+const SPREAD: Duration = Duration::from_secs(3600);
 /// Between rounds.
 const EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Between looks whether the node still runs.
@@ -32,7 +34,7 @@ pub trait Scrubbed: Send + Sync + 'static {
 pub fn start(files: Vec<Arc<dyn Scrubbed>>) -> io::Result<()> {
     let files: Vec<Weak<dyn Scrubbed>> = files.iter().map(Arc::downgrade).collect();
     thread::Builder::new().name("scrub".to_owned()).spawn(move || {
-        let mut due = Instant::now() + FIRST_AFTER;
+        let mut due = Instant::now() + FIRST_AFTER + SPREAD.mul_f64(rand::random());
         while files.iter().all(|file| file.strong_count() > 0) {
             thread::sleep(LOOK_EVERY);
             if Instant::now() < due {

@@ -355,11 +355,10 @@ fn rows_of(group: u16) -> String {
     format!("{ROWS}{group}")
 }
 
+type RowsTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
+
 /// The rows of a group; `None` if nothing was written of it so far.
-fn open_rows(
-    read: &ReadTransaction,
-    group: u16,
-) -> Result<Option<ReadOnlyTable<&'static [u8], &'static [u8]>>, redb::Error> {
+fn open_rows(read: &ReadTransaction, group: u16) -> Result<Option<RowsTable>, redb::Error> {
     match read.open_table(table(&rows_of(group))) {
         Err(TableError::TableDoesNotExist(_)) => Ok(None),
         rows => Ok(Some(rows?)),

@@ -40,11 +40,9 @@ use crate::{
 
 /// Lines kept for the words of a crash.
 const LAST_LINES: usize = 10;
-/// Between connection attempts in the first second of a start.
-const PROBE_FAST: Duration = Duration::from_millis(5);
 /// Between looks at an instance whose unwanted calls are all that is left.
 const LET_GO_LOOK: Duration = Duration::from_millis(50);
-/// Between connection attempts later.
+/// Between connection attempts after the first second of a start.
 const PROBE_SLOW: Duration = Duration::from_millis(250);
 /// How long one that does not come up keeps others waiting for their turn.
 const TURN_LASTS: Duration = Duration::from_secs(3);
@@ -585,8 +583,7 @@ impl Probe {
             if answers && self.is_ours().await {
                 return;
             }
-            let fast = began.elapsed() < Duration::from_secs(1);
-            tokio::time::sleep(if fast { PROBE_FAST } else { PROBE_SLOW }).await;
+            tokio::time::sleep(probe_again(began.elapsed())).await;
         }
     }
 
@@ -609,6 +606,16 @@ impl Probe {
             Ok(Err(_)) | Err(_) => false,
         }
     }
+}
+
+/// How long to wait for the next look at an instance that began so long ago: a compiled program is there after some
+/// milliseconds, an interpreter after a hundred.
+fn probe_again(age: Duration) -> Duration {
+    const PAUSES: [(Duration, Duration); 2] = [
+        (Duration::from_millis(50), Duration::from_millis(1)),
+        (Duration::from_secs(1), Duration::from_millis(5)),
+    ];
+    PAUSES.iter().find(|(until, _)| age < *until).map_or(PROBE_SLOW, |(_, pause)| *pause)
 }
 
 impl Handle {

@@ -468,18 +468,13 @@ impl<M: Machine> Group<M> {
         }
     }
 
-    /// How many entries the replica that lags most lacks, of those that answer or have a snapshot on its way to them;
-    /// nothing where this node does not lead.
+    /// How many entries the replica that lags most lacks, of those that answer; all there are while a snapshot is on
+    /// its way to one, and none where this node does not lead.
     fn lag(&self) -> u64 {
         let Some(present) = self.present() else { return 0 };
-        let lag = present.behind.into_values().max().unwrap_or(0);
-        tracing::debug!(
-            group = self.number,
-            lag,
-            underway = self.underway.any(),
-            "the log has grown long"
-        );
-        if self.underway.any() { u64::MAX } else { lag }
+        // One that installs a snapshot answers nothing for seconds.
+        let most = present.behind.into_values().max().unwrap_or(0);
+        if self.underway.any() { u64::MAX } else { most }
     }
 
     /// The tables of this node's replica with every change acknowledged before this call, and the

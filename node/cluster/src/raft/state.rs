@@ -1,7 +1,9 @@
 //! The tables of all groups in one redb file, written a little later than they change.
 //!
 //! Each group's rows are in a redb table of their own, so that a snapshot can arrive beside them and take
-//! their place in one short transaction. A transaction holds the changed rows *and* how far the log was applied, so a durable commit is a
+//! their place in one short transaction.
+//!
+//! A transaction holds the changed rows *and* how far the log was applied, so a durable commit is a
 //! checkpoint: the log may be purged up to it, and a restart applies only what came after. A snapshot
 //! is a read transaction. One writer at a time: the flusher's thread, or an installed snapshot.
 

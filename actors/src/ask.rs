@@ -69,6 +69,8 @@ pub enum Ask {
     NeededBlobs { shard: u16 },
     /// Lines of an agent's log that you have.
     Logs { agent: AgentId, query: LogQuery },
+    /// Lines of an agent's log that you keep of these nodes, which are silent.
+    LogCopies { nodes: Vec<NodeId>, agent: AgentId, query: LogQuery },
     /// What you counted of an agent.
     Metrics { agent: AgentId, range: MetricsRange },
     /// What you know of these agents beside the directory.
@@ -120,6 +122,8 @@ pub enum Told {
     Blobs(BTreeSet<String>),
     /// Lines, and whether there are more.
     Logs(Vec<LogLine>, bool),
+    /// Lines of other nodes, and whether there are more.
+    LogCopies(Vec<(NodeId, LogLine)>, bool),
     /// Steps, as encoded buckets.
     Metrics(Vec<(Timestamp, Bytes)>),
     /// What is known of agents.
@@ -265,6 +269,7 @@ impl World {
             | Ask::Seen { .. }
             | Ask::NeededBlobs { .. }
             | Ask::Logs { .. }
+            | Ask::LogCopies { .. }
             | Ask::Metrics { .. }
             | Ask::Figures { .. }) => self.answer_reader(reading).await,
         }
@@ -303,6 +308,10 @@ impl World {
             Ask::Logs { agent, query } => {
                 let (lines, more) = self.ports.logs.read(agent, query).await;
                 Told::Logs(lines, more)
+            }
+            Ask::LogCopies { nodes, agent, query } => {
+                let (lines, more) = self.ports.logs.read_copies(nodes, agent, query).await;
+                Told::LogCopies(lines, more)
             }
             Ask::Metrics { agent, range } => {
                 Told::Metrics(service.metrics_here(agent, range).await)

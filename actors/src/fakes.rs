@@ -515,6 +515,15 @@ impl Logs for MemoryLogs {
         async move { (found, false) }.boxed()
     }
 
+    fn read_copies(
+        &self,
+        _: Vec<NodeId>,
+        _: AgentId,
+        _: LogQuery,
+    ) -> BoxFuture<'_, (Vec<(NodeId, LogLine)>, bool)> {
+        async { (vec![], false) }.boxed()
+    }
+
     fn follow(&self, _: AgentId) -> broadcast::Receiver<LogLine> {
         broadcast::channel(1).1
     }

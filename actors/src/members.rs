@@ -19,6 +19,13 @@ impl World {
         others.filter(|id| self.ports.peers.is_alive(*id)).collect()
     }
 
+    /// The other nodes that ever belonged to the cluster and do not answer.
+    pub fn silent(&self) -> Vec<NodeId> {
+        let directory = self.directory().read();
+        let others = directory.nodes.rows().map(|(id, _)| *id).filter(|id| *id != self.node_id);
+        others.filter(|id| !self.ports.peers.is_alive(*id)).collect()
+    }
+
     /// The node that keeps something of this name in memory for all; `None` if it is this one. Members that
     /// answer take part, so another one keeps it when that one dies (rendezvous hashing).
     pub fn keeper(&self, name: &[u8]) -> Option<NodeId> {

@@ -602,6 +602,14 @@ pub trait Logs: Send + Sync + 'static {
     fn append(&self, agent: domain::AgentId, line: LogLine);
     /// The lines that fit, oldest first, and whether more would fit.
     fn read(&self, agent: domain::AgentId, query: LogQuery) -> BoxFuture<'_, (Vec<LogLine>, bool)>;
+    /// The lines that fit of what this node keeps of these others' logs, by node and oldest first, and whether more
+    /// would fit.
+    fn read_copies(
+        &self,
+        nodes: Vec<domain::NodeId>,
+        agent: domain::AgentId,
+        query: LogQuery,
+    ) -> BoxFuture<'_, (Vec<(domain::NodeId, LogLine)>, bool)>;
     /// Hears lines as they come. A reader that lags loses the oldest and reads them back.
     fn follow(&self, agent: domain::AgentId) -> tokio::sync::broadcast::Receiver<LogLine>;
     /// Removes the log of a gone agent.

@@ -49,6 +49,7 @@ use crate::{
         git::GitHost,
         isolation::Isolation,
         local::LocalRuntime,
+        log_copies::CopiedLogs,
         logs::{Retention, SegmentLogs},
         metrics::Metrics,
         process::ProcessRuntime,
@@ -116,7 +117,7 @@ pub struct Node {
 struct Adapters {
     runtime: Arc<LocalRuntime>,
     blobs: Arc<CopiedBlobs>,
-    logs: Arc<SegmentLogs>,
+    logs: Arc<CopiedLogs>,
     series: Arc<SledSeries>,
 }
 
@@ -149,6 +150,7 @@ impl Adapters {
         let carrier = Carrier::new(data, Arc::clone(&docker));
         let retention =
             Retention { bytes: config.logs.megabytes * 1024 * 1024, age: config.logs.keep.0 };
+        let logs = SegmentLogs::open(&data.join("logs"), retention, identity.raft_id)?;
         Ok(Self {
             runtime: Arc::new(LocalRuntime {
                 process,
@@ -157,7 +159,7 @@ impl Adapters {
                 carrier,
             }),
             blobs,
-            logs: Arc::new(SegmentLogs::open(&data.join("logs"), retention, identity.raft_id)?),
+            logs: CopiedLogs::new(logs, node, data, retention),
             series: Arc::new(SledSeries::open(&data.join("series"))?),
         })
     }
@@ -262,6 +264,9 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     tasks.spawn("the runtime", tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn("series and logs", prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
     adapters.blobs.connect(Arc::clone(&reach.peers));
+    adapters.logs.connect(Arc::clone(&reach.peers));
+    tasks.spawn("copies of logs", Arc::clone(&adapters.logs).run());
+    let logs = Arc::clone(&adapters.logs);
     adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
     let backups = open_backups(&data, &adapters, &ledger, &reach, &keys)?;
@@ -282,6 +287,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         ledger: Arc::clone(&ledger),
         runtime: Arc::clone(&runtime),
         blobs,
+        logs,
         backups,
         alive: Arc::clone(&alive),
         keys: keys.clone(),
@@ -578,7 +584,7 @@ async fn sweep_storage(world: Arc<World>) {
     }
 }
 
-async fn prune(series: Arc<SledSeries>, logs: Arc<SegmentLogs>) {
+async fn prune(series: Arc<SledSeries>, logs: Arc<CopiedLogs>) {
     loop {
         tokio::time::sleep(PRUNE_EVERY).await;
         let (series, logs) = (Arc::clone(&series), Arc::clone(&logs));

@@ -16,7 +16,7 @@ const LOCK_WAITED_FOR: Duration = Duration::from_secs(1);
 pub fn prepare(data: &Path) -> io::Result<()> {
     fs::create_dir_all(data)?;
     fs::set_permissions(data, fs::Permissions::from_mode(0o711))?;
-    for private in ["keys", "tls", "blobs", "logs", "series", "backups"] {
+    for private in ["keys", "tls", "blobs", "logs", "log-copies", "series", "backups"] {
         fs::create_dir_all(data.join(private))?;
         fs::set_permissions(data.join(private), fs::Permissions::from_mode(0o700))?;
     }

@@ -38,6 +38,7 @@ use crate::{
         carry::{IMAGES_PATH, ImageStream},
         copies::{BLOBS_PATH, CopiedBlobs},
         local::LocalRuntime,
+        log_copies::{BATCH_BYTES_MAX, Batch, CopiedLogs, LOG_COPIES_PATH},
         metrics::{self, Metrics},
         peers::ASK_PATH,
         snapshots::{Backups, SNAPSHOTS_PATH},
@@ -110,6 +111,8 @@ pub struct NodeHost {
     pub runtime: Arc<LocalRuntime>,
     /// Bulk of this node.
     pub blobs: Arc<CopiedBlobs>,
+    /// Logs of this node, and copies of others'.
+    pub logs: Arc<CopiedLogs>,
     /// What is measured.
     pub metrics: Metrics,
     /// What operators see.
@@ -335,6 +338,9 @@ impl NodeHost {
         if let Some(id) = path.strip_prefix(SNAPSHOTS_PATH) {
             return self.backup(id, request.method()).await;
         }
+        if path == LOG_COPIES_PATH {
+            return self.keep_lines(request).await;
+        }
         if path == OPERATE_PATH {
             let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
             return match serde_json::from_slice(&bytes) {
@@ -343,6 +349,23 @@ impl NodeHost {
             };
         }
         status(StatusCode::NOT_FOUND)
+    }
+
+    /// Lines of another node's logs.
+    async fn keep_lines(&self, request: Request<Incoming>) -> Response<PeerBody> {
+        let bytes = body(request, BATCH_BYTES_MAX).await.unwrap_or_default();
+        let Ok(batch) = domain::codec::decode::<Batch>(&bytes) else {
+            return status(StatusCode::BAD_REQUEST);
+        };
+        let logs = Arc::clone(&self.logs);
+        match tokio::task::spawn_blocking(move || logs.keep(batch)).await {
+            Ok(Ok(())) => status(StatusCode::OK),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "copies of log lines could not be kept");
+                status(StatusCode::INSUFFICIENT_STORAGE)
+            }
+            Err(_) => status(StatusCode::INTERNAL_SERVER_ERROR),
+        }
     }
 
     /// A question of another node's actors.

@@ -143,12 +143,15 @@ impl Service {
         steps.into_iter().map(|(at, bucket)| (at, Bytes::from(bucket.bytes()))).collect()
     }
 
-    /// Lines of an agent's log that fit, of all nodes, oldest first, and whether there are more.
+    /// Lines of an agent's log that fit, of all nodes, oldest first, and whether there are more. Those of a node that
+    /// is silent are read where their copies are.
     pub async fn logs(&self, agent: AgentId, query: LogQuery) -> (Vec<(NodeId, LogLine)>, bool) {
         let ask = Ask::Logs { agent, query: query.clone() };
         let others = self.world.ask_all(self.world.others(), &ask, PAGE_WITHIN);
         let here = self.world.ports.logs.read(agent, query.clone());
-        let ((lines, mut more), told) = futures::join!(here, others);
+        let copies = self.log_copies(agent, &query);
+        let ((lines, mut more), told, (copies, more_copies)) = futures::join!(here, others, copies);
+        more |= more_copies;
         let here = self.world.node_id;
         let mut lines: Vec<_> = lines.into_iter().map(|line| (here, line)).collect();
         for (node, told) in told {
@@ -156,11 +159,33 @@ impl Service {
             more |= has_more;
             lines.extend(theirs.into_iter().map(|line| (node, line)));
         }
-        lines.sort_by_key(|(_, line)| line.sequence);
+        lines.extend(copies);
+        lines.sort_by_key(|(node, line)| (line.sequence, *node));
+        // A node that just came back tells what others still told for it.
+        lines.dedup_by_key(|(node, line)| (line.sequence, *node));
         more |= lines.len() > query.limit;
         match query.from_start {
             true => lines.truncate(query.limit),
             false => drop(lines.drain(..lines.len().saturating_sub(query.limit))),
+        }
+        (lines, more)
+    }
+
+    /// Lines of nodes that are silent, of whoever keeps copies of them.
+    async fn log_copies(&self, agent: AgentId, query: &LogQuery) -> (Vec<(NodeId, LogLine)>, bool) {
+        let nodes = self.world.silent();
+        if nodes.is_empty() {
+            return (vec![], false);
+        }
+        let ask = Ask::LogCopies { nodes: nodes.clone(), agent, query: query.clone() };
+        let others = self.world.ask_all(self.world.others(), &ask, PAGE_WITHIN);
+        let here = self.world.ports.logs.read_copies(nodes, agent, query.clone());
+        let ((mut lines, mut more), told) = futures::join!(here, others);
+        for (_, told) in told {
+            if let Told::LogCopies(theirs, has_more) = told {
+                lines.extend(theirs);
+                more |= has_more;
+            }
         }
         (lines, more)
     }

@@ -196,10 +196,10 @@ impl CopiedBlobs {
     }
 }
 
-/// Nodes in the order in which they are to have a blob (rendezvous hashing).
-fn ranked(mut nodes: Vec<NodeId>, sha256: &str) -> Vec<NodeId> {
+/// Nodes in the order in which they are to have something of this name (rendezvous hashing).
+pub fn ranked(mut nodes: Vec<NodeId>, name: &str) -> Vec<NodeId> {
     nodes.sort_by_cached_key(|node| -> [u8; 32] {
-        Sha256::new().chain_update(sha256).chain_update(node.0.to_be_bytes()).finalize().into()
+        Sha256::new().chain_update(name).chain_update(node.0.to_be_bytes()).finalize().into()
     });
     nodes
 }

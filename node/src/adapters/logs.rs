@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use actors::ports::{LogLine, LogQuery, Logs};
+use actors::ports::{LogLine, LogQuery};
 use domain::{AgentId, Timestamp, codec};
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::broadcast;
@@ -99,6 +99,20 @@ impl SegmentLogs {
         });
         *used = now;
         Arc::clone(log)
+    }
+
+    /// Appends a line and gives it back with its place; `None` if the disk did not take it.
+    pub fn place(&self, agent: AgentId, line: LogLine) -> Option<LogLine> {
+        let placed = lock(&self.log(agent)).append(line);
+        placed
+            .inspect_err(|error| tracing::warn!(%error, agent_id = %agent, "a log line is lost"))
+            .ok()
+    }
+
+    /// Keeps a line of another node in the place that it has there; one that is there already changes nothing. Lines
+    /// of an agent come in their order.
+    pub fn keep(&self, agent: AgentId, line: LogLine) -> io::Result<()> {
+        lock(&self.log(agent)).keep(&line)
     }
 
     /// Drops segments that are too old or too many, of open logs and closed ones.
@@ -196,24 +210,34 @@ impl AgentLog {
         self.folder.join(format!("{first:020}.log"))
     }
 
-    fn append(&mut self, mut line: LogLine) -> io::Result<()> {
+    /// Writes a line of this node; gives it as it was written, with its place.
+    fn append(&mut self, mut line: LogLine) -> io::Result<LogLine> {
         // Places follow time, so that the logs of several nodes make one; the low bits are the node's.
         let now = line.at.millis().saturating_mul(1000 * STEP) + self.tag;
         line.sequence = self.next.max(now);
+        self.write(&line).map(|()| line)
+    }
+
+    /// Writes a line of another node in its place, unless it is there.
+    fn keep(&mut self, line: &LogLine) -> io::Result<()> {
+        if line.sequence < self.next { Ok(()) } else { self.write(line) }
+    }
+
+    fn write(&mut self, line: &LogLine) -> io::Result<()> {
         self.next = line.sequence + STEP;
-        let bytes = codec::encode(&line);
+        let bytes = codec::encode(line);
         self.recent.push_back(line.clone());
         if self.recent.len() > RECENT_LINES {
             self.recent.pop_front();
         }
         match &self.followers {
-            Some(followers) if followers.send(line).is_err() => self.followers = None,
+            Some(followers) if followers.send(line.clone()).is_err() => self.followers = None,
             Some(_) | None => {}
         }
         let full = self.segments.back().is_none_or(|(_, size)| *size >= SEGMENT_BYTES);
         if full {
             fs::create_dir_all(&self.folder)?;
-            self.segments.push_back((self.next - STEP, 0));
+            self.segments.push_back((line.sequence, 0));
             self.file = None;
         }
         let Some((first, size)) = self.segments.back().copied() else { return Ok(()) };
@@ -359,14 +383,9 @@ fn read_segment(path: &Path) -> io::Result<(Vec<LogLine>, u64)> {
     Ok((lines, at as u64))
 }
 
-impl Logs for SegmentLogs {
-    fn append(&self, agent: AgentId, line: LogLine) {
-        if let Err(error) = lock(&self.log(agent)).append(line) {
-            tracing::warn!(%error, agent_id = %agent, "a log line is lost");
-        }
-    }
-
-    fn read(&self, agent: AgentId, query: LogQuery) -> BoxFuture<'_, (Vec<LogLine>, bool)> {
+impl SegmentLogs {
+    /// The lines that fit, oldest first, and whether more would fit.
+    pub fn read(&self, agent: AgentId, query: LogQuery) -> BoxFuture<'_, (Vec<LogLine>, bool)> {
         let log = self.log(agent);
         async move {
             let read = tokio::task::spawn_blocking(move || {
@@ -378,13 +397,15 @@ impl Logs for SegmentLogs {
         .boxed()
     }
 
-    fn follow(&self, agent: AgentId) -> broadcast::Receiver<LogLine> {
+    /// Hears lines as they come.
+    pub fn follow(&self, agent: AgentId) -> broadcast::Receiver<LogLine> {
         let log = self.log(agent);
         let mut log = lock(&log);
         log.followers.get_or_insert_with(|| broadcast::Sender::new(FOLLOW_LINES)).subscribe()
     }
 
-    fn forget(&self, agent: AgentId) {
+    /// Removes the log of a gone agent.
+    pub fn forget(&self, agent: AgentId) {
         // Dropping the sender ends the followers' streams.
         lock(&self.open).remove(&agent);
         let folder = self.folder.join(agent.to_string());
@@ -417,12 +438,12 @@ mod tests {
         let logs = SegmentLogs::open(folder.path(), Retention::default(), 1).expect("opens");
         let mut followed = logs.follow(AgentId(1));
         for agent in 1..=u128::try_from(OPEN_MAX).expect("small") * 2 {
-            logs.append(AgentId(agent), line(agent.to_string()));
+            logs.place(AgentId(agent), line(agent.to_string()));
         }
         assert!(lock(&logs.open).len() <= OPEN_MAX);
         logs.prune(Timestamp::from_millis(2));
         for agent in [1, 2, 700] {
-            logs.append(AgentId(agent), line("again".to_owned()));
+            logs.place(AgentId(agent), line("again".to_owned()));
             let query = LogQuery { limit: 5, ..LogQuery::default() };
             let (lines, _) = logs.read(AgentId(agent), query).await;
             assert_eq!(messages(&lines), vec![agent.to_string().as_str(), "again"]);
@@ -438,7 +459,7 @@ mod tests {
         let open = || SegmentLogs::open(folder.path(), Retention::default(), 1).expect("opens");
         let logs = open();
         for n in 0..1000 {
-            logs.append(agent, line(n.to_string()));
+            logs.place(agent, line(n.to_string()));
         }
         let from_start = LogQuery { limit: 9, from_start: true, ..LogQuery::default() };
         let places: Vec<u64> =
@@ -451,7 +472,7 @@ mod tests {
             drop(logs);
             open()
         };
-        logs.append(agent, line("after".to_owned()));
+        logs.place(agent, line("after".to_owned()));
         let last = LogQuery { limit: 3, ..LogQuery::default() };
         let (lines, more) = logs.read(agent, last).await;
         assert_eq!((messages(&lines), more), (vec!["998", "999", "after"], true));

@@ -14,6 +14,7 @@ pub mod git;
 pub mod install;
 pub mod isolation;
 pub mod local;
+pub mod log_copies;
 pub mod logs;
 pub mod metrics;
 pub mod outbound;

@@ -17,10 +17,13 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFutu
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 
+use super::log_copies::LOG_COPIES_PATH;
 use crate::host::{OPERATE_PATH, Operation};
 
 /// How long another node may take to do what an operator wants of all.
 const OPERATED_WITHIN: Duration = Duration::from_secs(10);
+/// How long another node may take to keep lines of logs.
+const LINES_KEPT_WITHIN: Duration = Duration::from_secs(5);
 /// Where actors of other nodes are asked.
 pub const ASK_PATH: &str = "/ask";
 
@@ -71,6 +74,14 @@ impl NodePeers {
     pub async fn operate(&self, node: NodeId, operation: &Operation) -> Result<Bytes, PeerError> {
         let question = Bytes::from(serde_json::to_vec(operation).unwrap_or_default());
         self.call(node, OPERATE_PATH, question, OPERATED_WITHIN).await
+    }
+
+    /// Gives lines of logs to another node, which keeps a copy.
+    pub async fn keep_lines(&self, node: NodeId, batch: Bytes) -> Result<(), PeerError> {
+        let number = self.number(node)?;
+        let kept =
+            self.client.call(number, Class::Bulk, LOG_COPIES_PATH, batch, LINES_KEPT_WITHIN).await;
+        kept.map(drop).map_err(explained)
     }
 
     async fn call(

@@ -176,3 +176,45 @@ async fn a_hundred_equal_posts_on_all_nodes_make_one_job() {
     let listed = me.get(&format!("/v1/jobs?agent_id={id}")).await.data(200);
     assert_eq!(listed["items"].as_array().map(Vec::len), Some(1));
 }
+
+#[tokio::test]
+async fn what_an_agent_wrote_is_read_from_its_copy_when_its_node_is_gone() {
+    let mut cluster = Cluster::of(3);
+    let id = deploy(&cluster.customer(0), "who", WHO, 1).await;
+    let home = cluster.place(&running(&cluster.customer(0), &id, 1).await[0]);
+    let (node, me) = (cluster.nodes[home].id.clone(), cluster.customer((home + 1) % 3));
+    for n in 0..40 {
+        me.invoke(&id, &json!({ "n": n })).await.data(200);
+    }
+    let path = format!("/v1/agents/{id}/logs?tail=1000&stream=stdout");
+    let asked = async |me: &Customer| -> Vec<(String, String)> {
+        let lines = me.get(&path).await.data(200)["items"].as_array().expect("a list").clone();
+        let of = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
+        let lines = lines.iter().map(|line| (of(line, "node_id"), of(line, "message")));
+        lines.filter(|(_, message)| message.starts_with("asked")).collect()
+    };
+    let wanted: Vec<_> = (0..40).map(|n| (node.clone(), format!("asked {n}"))).collect();
+    eventually("all lines are there", async || {
+        let lines = asked(&me).await;
+        if lines == wanted { Ok(()) } else { Err(json!(lines).to_string()) }
+    })
+    .await;
+    // Whoever keeps the copy is told twice a second.
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    cluster.kill(home);
+    for other in [1, 2] {
+        let me = cluster.customer((home + other) % 3);
+        eventually("its lines are read from the copy", async || {
+            let lines = asked(&me).await;
+            if lines == wanted { Ok(()) } else { Err(json!(lines).to_string()) }
+        })
+        .await;
+    }
+    cluster.restart(&[home]);
+    let me = cluster.customer(home);
+    eventually("each line is told once when it is back", async || {
+        let lines = asked(&me).await;
+        if lines == wanted { Ok(()) } else { Err(json!(lines).to_string()) }
+    })
+    .await;
+}

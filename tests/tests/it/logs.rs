@@ -140,6 +140,13 @@ async fn build_logs_and_logs_of_dead_instances_are_kept() {
     let dep =
         me.get(&format!("/v1/agents/{id}/deployments")).await.data(200)["items"][0]["id"].clone();
     let dep = dep.as_str().expect("an id").to_owned();
+    let path = format!("/v1/agents/{id}/logs?stream=stdout");
+    // An answer does not wait for what the instance has printed.
+    eventually("the line is there", async || {
+        let lines = me.get(&path).await.data(200);
+        if lines["items"][0]["message"] == "line 0" { Ok(()) } else { Err(lines.to_string()) }
+    })
+    .await;
     node.kill();
     node.restart();
     let me = node.caller(&me.key);
@@ -152,7 +159,7 @@ async fn build_logs_and_logs_of_dead_instances_are_kept() {
             .any(|word| word.as_str().is_some_and(|word| word.starts_with("start command"))),
         "{words:?}"
     );
-    let old = me.get(&format!("/v1/agents/{id}/logs?stream=stdout")).await.data(200);
+    let old = me.get(&path).await.data(200);
     assert_eq!(old["items"][0]["message"], "line 0");
 }
 

@@ -69,7 +69,7 @@ pub enum Ask {
     NeededBlobs { shard: u16 },
     /// Lines of an agent's log that you have.
     Logs { agent: AgentId, query: LogQuery },
-    /// Lines of an agent's log that you keep of these nodes, which are silent.
+    /// Lines of an agent's log that you keep of these nodes, which do not answer.
     LogCopies { nodes: Vec<NodeId>, agent: AgentId, query: LogQuery },
     /// What you counted of an agent.
     Metrics { agent: AgentId, range: MetricsRange },

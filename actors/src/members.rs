@@ -19,11 +19,10 @@ impl World {
         others.filter(|id| self.ports.peers.is_alive(*id)).collect()
     }
 
-    /// The other nodes that ever belonged to the cluster and do not answer.
-    pub fn silent(&self) -> Vec<NodeId> {
+    /// The other nodes that belong to the cluster or did so once, whether they answer or not.
+    pub fn ever(&self) -> Vec<NodeId> {
         let directory = self.directory().read();
-        let others = directory.nodes.rows().map(|(id, _)| *id).filter(|id| *id != self.node_id);
-        others.filter(|id| !self.ports.peers.is_alive(*id)).collect()
+        directory.nodes.rows().map(|(id, _)| *id).filter(|id| *id != self.node_id).collect()
     }
 
     /// The node that keeps something of this name in memory for all; `None` if it is this one. Members that

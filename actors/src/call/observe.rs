@@ -144,13 +144,15 @@ impl Service {
     }
 
     /// Lines of an agent's log that fit, of all nodes, oldest first, and whether there are more. Those of a node that
-    /// is silent are read where their copies are.
+    /// does not answer are read where their copies are.
     pub async fn logs(&self, agent: AgentId, query: LogQuery) -> (Vec<(NodeId, LogLine)>, bool) {
         let ask = Ask::Logs { agent, query: query.clone() };
         let others = self.world.ask_all(self.world.others(), &ask, PAGE_WITHIN);
         let here = self.world.ports.logs.read(agent, query.clone());
-        let copies = self.log_copies(agent, &query);
-        let ((lines, mut more), told, (copies, more_copies)) = futures::join!(here, others, copies);
+        let ((lines, mut more), told) = futures::join!(here, others);
+        let answered = told.iter().filter(|(_, told)| matches!(told, Told::Logs(..)));
+        let heard: Vec<NodeId> = answered.map(|(node, _)| *node).collect();
+        let (copies, more_copies) = self.log_copies(agent, &query, heard).await;
         more |= more_copies;
         let here = self.world.node_id;
         let mut lines: Vec<_> = lines.into_iter().map(|line| (here, line)).collect();
@@ -161,7 +163,7 @@ impl Service {
         }
         lines.extend(copies);
         lines.sort_by_key(|(node, line)| (line.sequence, *node));
-        // A node that just came back tells what others still told for it.
+        // Two may keep the same copies.
         lines.dedup_by_key(|(node, line)| (line.sequence, *node));
         more |= lines.len() > query.limit;
         match query.from_start {
@@ -171,14 +173,20 @@ impl Service {
         (lines, more)
     }
 
-    /// Lines of nodes that are silent, of whoever keeps copies of them.
-    async fn log_copies(&self, agent: AgentId, query: &LogQuery) -> (Vec<(NodeId, LogLine)>, bool) {
-        let nodes = self.world.silent();
+    /// Lines of the nodes that were not heard, of whoever keeps copies of them.
+    async fn log_copies(
+        &self,
+        agent: AgentId,
+        query: &LogQuery,
+        heard: Vec<NodeId>,
+    ) -> (Vec<(NodeId, LogLine)>, bool) {
+        let mut nodes = self.world.ever();
+        nodes.retain(|node| !heard.contains(node));
         if nodes.is_empty() {
             return (vec![], false);
         }
         let ask = Ask::LogCopies { nodes: nodes.clone(), agent, query: query.clone() };
-        let others = self.world.ask_all(self.world.others(), &ask, PAGE_WITHIN);
+        let others = self.world.ask_all(heard, &ask, PAGE_WITHIN);
         let here = self.world.ports.logs.read_copies(nodes, agent, query.clone());
         let ((mut lines, mut more), told) = futures::join!(here, others);
         for (_, told) in told {

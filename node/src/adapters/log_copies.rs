@@ -37,10 +37,12 @@ pub const FOLDER: &str = "log-copies";
 pub const BATCH_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Between batches: what a node wrote since the last one goes with it.
 const COPIED_EVERY: Duration = Duration::from_millis(500);
-/// Characters of messages and fields in one batch.
-const BATCH_CHARS: usize = 1024 * 1024;
-/// Lines that wait for a node that does not take them; older ones are then without a copy.
-const WAITING_MAX: usize = 20_000;
+/// Bytes of lines in one batch, by [`weight`].
+const BATCH_BYTES: usize = 1024 * 1024;
+/// Bytes of lines that wait for a node that does not take them; older ones are then without a copy.
+const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes that a line has beside its texts, about.
+const LINE_BYTES: usize = 256;
 
 /// Lines of one node, for another one to keep.
 #[derive(Serialize, Deserialize)]
@@ -51,6 +53,44 @@ pub struct Batch {
     pub lines: Vec<(AgentId, LogLine)>,
 }
 
+/// Lines that have no copy yet.
+#[derive(Default)]
+struct Waiting {
+    lines: VecDeque<(AgentId, LogLine)>,
+    bytes: usize,
+}
+
+impl Waiting {
+    /// A line more; the oldest go if there is no room.
+    fn push(&mut self, agent: AgentId, line: LogLine) {
+        self.bytes += weight(&line);
+        self.lines.push_back((agent, line));
+        self.make_room();
+    }
+
+    /// Puts lines in front again.
+    fn put_back(&mut self, lines: Vec<(AgentId, LogLine)>) {
+        for (agent, line) in lines.into_iter().rev() {
+            self.bytes += weight(&line);
+            self.lines.push_front((agent, line));
+        }
+        self.make_room();
+    }
+
+    fn make_room(&mut self) {
+        while self.bytes > WAITING_BYTES_MAX
+            && let Some((_, line)) = self.lines.pop_front()
+        {
+            self.bytes -= weight(&line);
+        }
+    }
+}
+
+/// About how much memory a line takes, and how many bytes on its way.
+fn weight(line: &LogLine) -> usize {
+    LINE_BYTES + line.message.len() + line.fields.len()
+}
+
 /// Logs of this node, with a copy on another one, and copies of others' logs.
 pub struct CopiedLogs {
     /// Those of this node.
@@ -59,7 +99,7 @@ pub struct CopiedLogs {
     folder: PathBuf,
     retention: Retention,
     of_others: Mutex<BTreeMap<NodeId, Arc<SegmentLogs>>>,
-    waiting: Mutex<VecDeque<(AgentId, LogLine)>>,
+    waiting: Mutex<Waiting>,
     /// Whether there is anybody to keep a copy.
     is_wanted: AtomicBool,
     peers: OnceLock<Arc<NodePeers>>,
@@ -105,7 +145,7 @@ impl CopiedLogs {
         let mut by_keeper: BTreeMap<NodeId, Vec<(AgentId, LogLine)>> = BTreeMap::new();
         let mut keepers = BTreeMap::new();
         let mut left = vec![];
-        for (agent, line) in waiting {
+        for (agent, line) in waiting.lines {
             match keepers.entry(agent).or_insert_with(|| keeper(peers, agent)) {
                 Some(node) => by_keeper.entry(*node).or_default().push((agent, line)),
                 None => left.push((agent, line)),
@@ -114,7 +154,7 @@ impl CopiedLogs {
         for (node, lines) in by_keeper {
             left.extend(self.copy_to(peers, node, lines).await);
         }
-        self.wait_again(left);
+        lock(&self.waiting).put_back(left);
     }
 
     /// Gives lines to a node, in their order; those that it did not take come back.
@@ -136,14 +176,6 @@ impl CopiedLogs {
             }
         }
         left
-    }
-
-    /// Puts lines in front of those that came meanwhile. The oldest go if there are too many.
-    fn wait_again(&self, left: Vec<(AgentId, LogLine)>) {
-        let mut waiting = lock(&self.waiting);
-        left.into_iter().rev().for_each(|line| waiting.push_front(line));
-        let surplus = waiting.len().saturating_sub(WAITING_MAX);
-        waiting.drain(..surplus);
     }
 
     /// Takes lines of another node in.
@@ -178,10 +210,10 @@ impl CopiedLogs {
 
 /// How many of these lines one batch takes.
 fn first_batch(lines: &[(AgentId, LogLine)]) -> usize {
-    let mut chars = 0;
+    let mut bytes = 0;
     let fits = |(_, line): &&(AgentId, LogLine)| {
-        chars += line.message.len() + line.fields.len();
-        chars <= BATCH_CHARS
+        bytes += weight(line);
+        bytes <= BATCH_BYTES
     };
     lines.iter().take_while(fits).count().max(1)
 }
@@ -197,11 +229,7 @@ impl Logs for CopiedLogs {
     fn append(&self, agent: AgentId, line: LogLine) {
         let placed = self.local.place(agent, line);
         if let Some(placed) = placed.filter(|_| self.is_wanted.load(Relaxed)) {
-            let mut waiting = lock(&self.waiting);
-            if waiting.len() >= WAITING_MAX {
-                waiting.pop_front();
-            }
-            waiting.push_back((agent, placed));
+            lock(&self.waiting).push(agent, placed);
         }
     }
 
@@ -297,26 +325,27 @@ mod tests {
 
     #[test]
     fn a_batch_ends_before_it_is_too_long_and_has_a_line_at_least() {
-        let long = "x".repeat(BATCH_CHARS / 2);
+        let long = "x".repeat(BATCH_BYTES / 2 - LINE_BYTES);
         let lines: Vec<_> = (0..5).map(|at| (AGENT, line(at, &long))).collect();
         assert_eq!(first_batch(&lines), 2);
-        let longer = "x".repeat(BATCH_CHARS * 2);
+        let longer = "x".repeat(BATCH_BYTES * 2);
         assert_eq!(first_batch(&[(AGENT, line(1, &longer)), (AGENT, line(2, "x"))]), 1);
     }
 
     #[test]
     fn lines_that_were_not_taken_wait_in_front_and_the_oldest_go() {
-        let data = tempfile::tempdir().expect("a folder");
-        let logs = open(data.path());
-        logs.wait_again(vec![(AGENT, line(3, "three"))]);
-        logs.wait_again(vec![(AGENT, line(1, "one")), (AGENT, line(2, "two"))]);
-        let waiting = |logs: &CopiedLogs| -> Vec<String> {
-            lock(&logs.waiting).iter().map(|(_, line)| line.message.clone()).collect()
+        let mut waiting = Waiting::default();
+        let texts = |waiting: &Waiting| -> Vec<String> {
+            waiting.lines.iter().map(|(_, line)| line.message[..3].to_owned()).collect()
         };
-        assert_eq!(waiting(&logs), ["one", "two", "three"]);
-        let many = (0..WAITING_MAX as u64 - 1).map(|at| (AGENT, line(at, "more"))).collect();
-        logs.wait_again(many);
-        let waiting = waiting(&logs);
-        assert_eq!((waiting.len(), waiting[WAITING_MAX - 1].as_str()), (WAITING_MAX, "three"));
+        waiting.push(AGENT, line(3, "new"));
+        waiting.put_back(vec![(AGENT, line(1, "one")), (AGENT, line(2, "two"))]);
+        assert_eq!(texts(&waiting), ["one", "two", "new"]);
+        let rest = "x".repeat(WAITING_BYTES_MAX - 2 * LINE_BYTES - 3);
+        waiting.push(AGENT, line(4, &rest));
+        assert_eq!(texts(&waiting), ["new", "xxx"], "the oldest went");
+        assert_eq!(waiting.bytes, WAITING_BYTES_MAX);
+        waiting.put_back(vec![(AGENT, line(2, "two"))]);
+        assert_eq!(texts(&waiting), ["new", "xxx"], "there is no room for older ones");
     }
 }

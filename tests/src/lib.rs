@@ -1,6 +1,7 @@
 //! The kit: a real node in a process of its own, a customer who talks to it over HTTPS, and sources
 //! of small agents.
 
+mod certificate;
 mod cluster;
 mod customer;
 pub mod engine;

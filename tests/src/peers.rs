@@ -9,9 +9,10 @@ use std::{
     time::Duration,
 };
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::{Certificate, Client};
 use tempfile::TempDir;
+
+use crate::certificate::Certified;
 
 /// A peer; it ends with its value.
 pub struct Peer {
@@ -101,15 +102,9 @@ pub struct Etcd {
 /// One certificate for all members, of an authority of its own.
 fn certified() -> (Certificate, TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
-    let (ca_key, key) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
-    let mut ca = CertificateParams::new(vec![]).expect("parameters");
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = ca.self_signed(&ca_key).expect("an authority").pem();
-    let issuer = Issuer::from_params(&ca, &ca_key);
-    let own = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
-    let own = own.signed_by(&key, &issuer).expect("a certificate").pem();
+    let Certified { authority, own, key } = Certified::new(&["127.0.0.1"]);
     for (name, text) in
-        [("ca.pem", &authority), ("cert.pem", &own), ("key.pem", &key.serialize_pem())]
+        [("ca.pem", &authority), ("cert.pem", &own.pem()), ("key.pem", &key.serialize_pem())]
     {
         fs::write(folder.path().join(name), text).expect("it is written");
     }
@@ -145,17 +140,12 @@ impl Etcd {
     pub fn client(&self, member: usize) -> EtcdClient {
         let port = self.members[member % self.members.len()].port;
         let builder = Client::builder().http2_prior_knowledge();
-        match &self.authority {
-            Some((authority, _)) => {
-                let client = builder.tls_certs_only([authority.clone()]).build();
-                let base_url = format!("https://127.0.0.1:{port}");
-                EtcdClient { client: client.expect("a client"), base_url }
-            }
-            None => {
-                let base_url = format!("http://127.0.0.1:{port}");
-                EtcdClient { client: builder.build().expect("a client"), base_url }
-            }
-        }
+        let (scheme, builder) = match &self.authority {
+            Some((authority, _)) => ("https", builder.tls_certs_only([authority.clone()])),
+            None => ("http", builder),
+        };
+        let client = builder.build().expect("a client");
+        EtcdClient { client, base_url: format!("{scheme}://127.0.0.1:{port}") }
     }
 }
 

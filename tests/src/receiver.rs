@@ -13,7 +13,6 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
     ServerConfig,
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
@@ -27,7 +26,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::eventually;
+use crate::{certificate::Certified, eventually};
 
 /// How long `/slow` takes.
 const SLOW: Duration = Duration::from_millis(200);
@@ -203,15 +202,8 @@ impl Receiver {
 }
 
 fn certified(folder: &TempDir, names: &[&str]) -> TlsAcceptor {
-    let (ca_key, key) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
-    let mut ca = CertificateParams::new(vec![]).expect("parameters");
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = ca.self_signed(&ca_key).expect("an authority");
-    std::fs::write(folder.path().join("ca.pem"), authority.pem()).expect("it is written");
-    let issuer = Issuer::from_params(&ca, &ca_key);
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let own = CertificateParams::new(names).expect("names").signed_by(&key, &issuer);
-    let own = own.expect("a certificate");
+    let Certified { authority, own, key } = Certified::new(names);
+    std::fs::write(folder.path().join("ca.pem"), authority).expect("it is written");
     let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let config = ServerConfig::builder()
         .with_no_client_auth()

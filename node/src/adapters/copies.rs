@@ -101,10 +101,7 @@ impl CopiedBlobs {
         let Some(peers) = self.peers.get().filter(|peers| peers.has_others()) else {
             return Ok(());
         };
-        let mut others = ranked(peers.others(), &received.sha256);
-        // Who is on its way out would have to hand it on.
-        others.sort_by_key(|node| !peers.stays(*node));
-        for node in others {
+        for node in takers(peers, &received.sha256) {
             let copied = self.copy_to(peers, node, &received.sha256);
             match tokio::time::timeout(COPY_WITHIN, copied).await {
                 Ok(Ok(())) => return Ok(()),
@@ -196,8 +193,16 @@ impl CopiedBlobs {
     }
 }
 
+/// The other nodes in the order in which they are asked to take a copy of something of this name.
+pub fn takers(peers: &NodePeers, name: &str) -> Vec<NodeId> {
+    let mut others = ranked(peers.others(), name);
+    // Who is on its way out would have to hand it on.
+    others.sort_by_key(|node| !peers.stays(*node));
+    others
+}
+
 /// Nodes in the order in which they are to have something of this name (rendezvous hashing).
-pub fn ranked(mut nodes: Vec<NodeId>, name: &str) -> Vec<NodeId> {
+fn ranked(mut nodes: Vec<NodeId>, name: &str) -> Vec<NodeId> {
     nodes.sort_by_cached_key(|node| -> [u8; 32] {
         Sha256::new().chain_update(name).chain_update(node.0.to_be_bytes()).finalize().into()
     });

@@ -10,7 +10,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use super::{
-    copies::ranked,
-    logs::{Retention, SegmentLogs},
+    copies::takers,
+    logs::{Retention, SegmentLogs, lock},
     peers::NodePeers,
 };
 
@@ -93,8 +93,7 @@ fn weight(line: &LogLine) -> usize {
 
 /// Logs of this node, with a copy on another one, and copies of others' logs.
 pub struct CopiedLogs {
-    /// Those of this node.
-    pub local: Arc<SegmentLogs>,
+    local: SegmentLogs,
     node: NodeId,
     folder: PathBuf,
     retention: Retention,
@@ -105,15 +104,11 @@ pub struct CopiedLogs {
     peers: OnceLock<Arc<NodePeers>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl CopiedLogs {
     /// Over the logs of this node; copies are kept below `data`, as long as the logs themselves.
     pub fn new(local: SegmentLogs, node: NodeId, data: &Path, retention: Retention) -> Arc<Self> {
         Arc::new(Self {
-            local: Arc::new(local),
+            local,
             node,
             folder: data.join(FOLDER),
             retention,
@@ -220,9 +215,7 @@ fn first_batch(lines: &[(AgentId, LogLine)]) -> usize {
 
 /// The node that keeps the copy of an agent's lines.
 fn keeper(peers: &NodePeers, agent: AgentId) -> Option<NodeId> {
-    let mut others = ranked(peers.others(), &agent.to_string());
-    others.sort_by_key(|node| !peers.stays(*node));
-    others.into_iter().next()
+    takers(peers, &agent.to_string()).first().copied()
 }
 
 impl Logs for CopiedLogs {

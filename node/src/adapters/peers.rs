@@ -73,26 +73,24 @@ impl NodePeers {
     /// Asks another node as an operator would.
     pub async fn operate(&self, node: NodeId, operation: &Operation) -> Result<Bytes, PeerError> {
         let question = Bytes::from(serde_json::to_vec(operation).unwrap_or_default());
-        self.call(node, OPERATE_PATH, question, OPERATED_WITHIN).await
+        self.call(node, Class::Calls, OPERATE_PATH, question, OPERATED_WITHIN).await
     }
 
     /// Gives lines of logs to another node, which keeps a copy.
     pub async fn keep_lines(&self, node: NodeId, batch: Bytes) -> Result<(), PeerError> {
-        let number = self.number(node)?;
-        let kept =
-            self.client.call(number, Class::Bulk, LOG_COPIES_PATH, batch, LINES_KEPT_WITHIN).await;
-        kept.map(drop).map_err(explained)
+        self.call(node, Class::Bulk, LOG_COPIES_PATH, batch, LINES_KEPT_WITHIN).await.map(drop)
     }
 
     async fn call(
         &self,
         node: NodeId,
+        class: Class,
         path: &str,
         question: Bytes,
         within: Duration,
     ) -> Result<Bytes, PeerError> {
         let number = self.number(node)?;
-        let answer = self.client.call(number, Class::Calls, path, question, within).await;
+        let answer = self.client.call(number, class, path, question, within).await;
         answer.map_err(explained)
     }
 
@@ -144,7 +142,7 @@ impl Peers for NodePeers {
         question: Bytes,
         within: Duration,
     ) -> BoxFuture<'_, Result<Bytes, PeerError>> {
-        self.call(node, ASK_PATH, question, within).boxed()
+        self.call(node, Class::Calls, ASK_PATH, question, within).boxed()
     }
 
     fn pass(

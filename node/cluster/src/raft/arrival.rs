@@ -22,9 +22,9 @@ pub(super) async fn take(
     file: &Arc<StateFile>,
     group: u16,
     bytes: impl Stream<Item = io::Result<Bytes>> + Unpin + Send,
-) -> io::Result<(Bytes, Arrived)> {
+) -> io::Result<(Bytes, Arc<Arrived>)> {
     let mut to = ToTable {
-        table: Some(file.arriving(group)),
+        table: Arc::new(file.arriving(group)),
         cutter: Cutter::default(),
         rows: vec![],
         bytes: 0,
@@ -34,8 +34,7 @@ pub(super) async fn take(
 }
 
 struct ToTable {
-    /// Missing after a failed write alone.
-    table: Option<Arrived>,
+    table: Arc<Arrived>,
     cutter: Cutter,
     rows: Vec<(Vec<u8>, Vec<u8>)>,
     bytes: usize,
@@ -43,7 +42,7 @@ struct ToTable {
 
 impl Rows for ToTable {
     async fn put(&mut self, part: Bytes) -> io::Result<()> {
-        let group = self.table.as_ref().map(Arrived::group).unwrap_or_default();
+        let group = self.table.group();
         self.cutter.add(&part);
         while let Some((table, key, row)) = self.cutter.row()? {
             let key = row_key(group, table, &key);
@@ -61,22 +60,17 @@ impl Rows for ToTable {
 impl ToTable {
     async fn write(&mut self) -> io::Result<()> {
         self.bytes = 0;
-        let rows = mem::take(&mut self.rows);
-        let Some(mut table) = self.table.take() else {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        };
-        let scribe = table.scribe().clone();
-        self.table = Some(scribe.aside(move || table.add(rows).map(|()| table)).await?);
-        Ok(())
+        let (rows, table) = (mem::take(&mut self.rows), Arc::clone(&self.table));
+        self.table.scribe().aside(move || table.add(&rows)).await
     }
 
-    async fn finish(mut self) -> io::Result<Arrived> {
+    async fn finish(mut self) -> io::Result<Arc<Arrived>> {
         if !self.cutter.is_ended() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         // Also where there is none: the table must be there.
         self.write().await?;
-        self.table.ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+        Ok(self.table)
     }
 }
 
@@ -101,22 +95,31 @@ mod tests {
         StateFile::start_with(database, scribe).expect("starts")
     }
 
-    fn install(file: &Arc<StateFile>, arrived: Arrived) {
+    fn install(file: &Arc<StateFile>, arrived: Arc<Arrived>) {
         let arrived = StateSnapshot::arrived(arrived);
         file.install(GROUP, &Applied::default(), &arrived, || Ok(())).expect("it is put in place");
     }
 
     /// Puts rows of two tables there, of all lengths up to some.
     fn fill(file: &Arc<StateFile>, longest: usize, seed: u8) {
-        let mut arriving = file.arriving(GROUP);
+        let arriving = Arc::new(file.arriving(GROUP));
         let lengths = (0..longest).step_by(13);
         let rows = lengths.enumerate().map(|(number, length)| {
             let key = row_key(GROUP, 1 + u8::from(number > 20), &number.to_be_bytes());
             let row = checked::write(&key, &vec![seed; length]);
             (key, row)
         });
-        arriving.add(rows.collect()).expect("they are written");
+        arriving.add(&rows.collect::<Vec<_>>()).expect("they are written");
         install(file, arriving);
+    }
+
+    /// A file whose rows are sent, and one with older rows that they are to replace.
+    fn filled(new: usize, old: usize) -> (tempfile::TempDir, Arc<StateFile>, Arc<StateFile>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (from, to) = (file(&folder, "from"), file(&folder, "to"));
+        fill(&from, new, b'n');
+        fill(&to, old, b'o');
+        (folder, from, to)
     }
 
     fn rows(file: &Arc<StateFile>) -> Found {
@@ -143,7 +146,7 @@ mod tests {
         to: &Arc<StateFile>,
         bytes: &[u8],
         piece: usize,
-    ) -> io::Result<(Bytes, Arrived)> {
+    ) -> io::Result<(Bytes, Arc<Arrived>)> {
         let pieces: Vec<_> =
             bytes.chunks(piece).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
         take(to, GROUP, stream::iter(pieces)).await
@@ -151,10 +154,7 @@ mod tests {
 
     #[tokio::test]
     async fn rows_take_the_place_of_those_before_at_once_and_not_earlier() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (from, to) = (file(&folder, "from"), file(&folder, "to"));
-        fill(&from, 3000, b'n');
-        fill(&to, 500, b'o');
+        let (_folder, from, to) = filled(3000, 500);
         let (before, bytes) = (rows(&to), sent(&from));
         for piece in [1, 7, 4096, bytes.len()] {
             let (head, arrived) = arrive(&to, &bytes, piece).await.expect("it arrives");
@@ -169,10 +169,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_damaged_or_cut_off_leaves_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (from, to) = (file(&folder, "from"), file(&folder, "to"));
-        fill(&from, 500, b'n');
-        fill(&to, 100, b'o');
+        let (_folder, from, to) = filled(500, 100);
         let (before, bytes) = (rows(&to), sent(&from));
         for place in (0..bytes.len()).step_by(31).chain([bytes.len() - 1]) {
             let mut flipped = bytes.clone();

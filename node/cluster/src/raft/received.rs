@@ -4,8 +4,9 @@
 use std::{
     fs,
     future::Future,
-    io::{self, BufReader, Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
@@ -113,17 +114,15 @@ pub(super) trait Rows: Send {
 
 struct ToFile<'s> {
     rows: ReceivedRows,
-    file: Option<fs::File>,
+    file: Arc<fs::File>,
     scribe: &'s Scribe,
 }
 
 impl Rows for ToFile<'_> {
     async fn put(&mut self, part: Bytes) -> io::Result<()> {
         self.rows.bytes += part.len() as u64;
-        let Some(mut file) = self.file.take() else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        let written = self.scribe.aside(move || file.write_all(&part).map(|()| file)).await?;
-        self.file = Some(written);
-        Ok(())
+        let file = Arc::clone(&self.file);
+        self.scribe.aside(move || (&*file).write_all(&part)).await
     }
 }
 
@@ -137,7 +136,7 @@ pub async fn receive(
     let path = folder.join(format!("{:016x}", rand::random::<u64>()));
     let rows = ReceivedRows { path: path.clone(), bytes: 0 };
     let file = scribe.aside(move || fs::File::create(path)).await?;
-    let mut to = ToFile { rows, file: Some(file), scribe };
+    let mut to = ToFile { rows, file: Arc::new(file), scribe };
     let head = take(bytes, &mut to).await?;
     Ok((head, to.rows))
 }
@@ -257,21 +256,19 @@ impl ReceivedRows {
         &self,
         mut visit: impl FnMut(u8, &[u8], &[u8]) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
-        let mut file = BufReader::with_capacity(PIECE_BYTES, fs::File::open(&self.path)?);
-        let (mut key, mut row) = (vec![], vec![]);
-        loop {
-            let mut table = [0; 1];
-            file.read_exact(&mut table)?;
-            if table[0] == END {
-                return Ok(());
+        let mut file = fs::File::open(&self.path)?;
+        let (mut cutter, mut piece) = (Cutter::default(), vec![0; PIECE_BYTES]);
+        while !cutter.is_ended() {
+            let length = file.read(&mut piece)?;
+            if length == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
-            let lengths = [read_length(&mut file)?, read_length(&mut file)?];
-            key.resize(lengths[0], 0);
-            row.resize(lengths[1], 0);
-            file.read_exact(&mut key)?;
-            file.read_exact(&mut row)?;
-            visit(table[0], &key, &row)?;
+            cutter.add(&piece[..length]);
+            while let Some((table, key, row)) = cutter.row()? {
+                visit(table, &key, &row)?;
+            }
         }
+        Ok(())
     }
 }
 

@@ -271,7 +271,7 @@ impl StateFile {
     /// A table for rows of this group that are on their way here.
     pub(super) fn arriving(self: &Arc<Self>, group: u16) -> Arrived {
         let name = format!("{ARRIVING}{group}-{}", self.arrivals.fetch_add(1, Relaxed));
-        Arrived { file: Arc::clone(self), group, name, bytes: 0 }
+        Arrived { file: Arc::clone(self), group, name, bytes: AtomicU64::new(0) }
     }
 
     /// The same where nobody else writes, with only the tables that are to be kept.
@@ -402,7 +402,7 @@ pub struct Arrived {
     file: Arc<StateFile>,
     group: u16,
     name: String,
-    bytes: u64,
+    bytes: AtomicU64,
 }
 
 impl Arrived {
@@ -413,7 +413,7 @@ impl Arrived {
 
     /// How many bytes its rows have.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Relaxed)
     }
 
     /// Who writes.
@@ -422,13 +422,13 @@ impl Arrived {
     }
 
     /// Adds rows, each with what stands on disk for it; they are durable on return.
-    pub(super) fn add(&mut self, rows: Vec<(Vec<u8>, Vec<u8>)>) -> io::Result<()> {
-        let mut add = || -> Result<(), redb::Error> {
+    pub(super) fn add(&self, rows: &[(Vec<u8>, Vec<u8>)]) -> io::Result<()> {
+        let add = || -> Result<(), redb::Error> {
             let write = self.file.database.begin_write()?;
             {
                 let mut arriving = write.open_table(table(&self.name))?;
-                for (key, row) in &rows {
-                    self.bytes += row.len() as u64;
+                for (key, row) in rows {
+                    self.bytes.fetch_add(row.len() as u64, Relaxed);
                     arriving.insert(key.as_slice(), row.as_slice())?;
                 }
             }
@@ -467,7 +467,7 @@ impl std::fmt::Debug for StateSnapshot {
         match &self.0 {
             Rows::Written { group, .. } => write!(f, "StateSnapshot(group {group})"),
             Rows::Received(rows) => write!(f, "StateSnapshot(received, {} bytes)", rows.bytes()),
-            Rows::Arrived(rows) => write!(f, "StateSnapshot(arrived, {} bytes)", rows.bytes),
+            Rows::Arrived(rows) => write!(f, "StateSnapshot(arrived, {} bytes)", rows.bytes()),
         }
     }
 }
@@ -479,8 +479,8 @@ impl StateSnapshot {
     }
 
     /// What a peer sent, beside the rows that it is to replace.
-    pub(super) fn arrived(rows: Arrived) -> Self {
-        Self(Rows::Arrived(Arc::new(rows)))
+    pub(super) fn arrived(rows: Arc<Arrived>) -> Self {
+        Self(Rows::Arrived(rows))
     }
 
     /// How far the log was applied; `None` for a group that was never written.

@@ -71,10 +71,19 @@ pub enum Ask {
     Logs { agent: AgentId, query: LogQuery },
     /// Lines of an agent's log that you keep of these nodes, which do not answer.
     LogCopies { nodes: Vec<NodeId>, agent: AgentId, query: LogQuery },
-    /// What you counted of an agent.
-    Metrics { agent: AgentId, range: MetricsRange },
-    /// What you know of these agents beside the directory.
-    Figures { agents: Vec<AgentId> },
+    /// What you counted of an agent, and what you keep of these nodes, which do not answer.
+    Metrics {
+        agent: AgentId,
+        range: MetricsRange,
+        #[serde(default)]
+        silent: Vec<NodeId>,
+    },
+    /// What you know of these agents beside the directory, and of what those nodes counted, which do not answer.
+    Figures {
+        agents: Vec<AgentId>,
+        #[serde(default)]
+        silent: Vec<NodeId>,
+    },
     /// Count a call without credentials.
     CountAddress(IpAddr),
     /// Count a call with a key that may make so many a minute.
@@ -169,7 +178,7 @@ pub struct Pulse {
 pub struct Figures {
     /// The agent.
     pub agent: AgentId,
-    /// Calls of the last 24 hours that came in over this node.
+    /// Calls of the last 24 hours that came in over this node, or over one that it speaks for.
     pub totals: Totals,
     /// Time that it was meant to serve and time that it did, in milliseconds, as its owners saw it.
     pub uptime: (u64, u64),
@@ -313,11 +322,12 @@ impl World {
                 let (lines, more) = self.ports.logs.read_copies(nodes, agent, query).await;
                 Told::LogCopies(lines, more)
             }
-            Ask::Metrics { agent, range } => {
-                Told::Metrics(service.metrics_here(agent, range).await)
+            Ask::Metrics { agent, range, silent } => {
+                Told::Metrics(service.metrics_here(agent, range, silent).await)
             }
-            Ask::Figures { agents } => {
-                Told::Figures(agents.into_iter().map(|agent| self.figures_here(agent)).collect())
+            Ask::Figures { agents, silent } => {
+                let figures = agents.into_iter().map(|agent| self.figures_here(agent, &silent));
+                Told::Figures(figures.collect())
             }
             Ask::Boot
             | Ask::Start { .. }
@@ -339,14 +349,16 @@ impl World {
         }
     }
 
-    /// What this node knows of an agent.
-    pub fn figures_here(&self, agent: AgentId) -> Figures {
-        Figures {
-            agent,
-            totals: self.meter.totals(agent, self.now()),
-            uptime: self.meter.uptime(agent),
-            pulses: self.routes.pulses(agent),
-            waiting: self.routes.waiting(agent),
+    /// What this node knows of an agent, and keeps of what these nodes counted.
+    pub fn figures_here(&self, agent: AgentId, silent: &[NodeId]) -> Figures {
+        let (mut totals, mut uptime) =
+            (self.meter.totals(agent, self.now()), self.meter.uptime(agent));
+        for meter in self.copied.among(silent) {
+            totals.add(&meter.totals(agent, self.now()));
+            let (meant, up) = meter.uptime(agent);
+            uptime = (uptime.0 + meant, uptime.1 + up);
         }
+        let (pulses, waiting) = (self.routes.pulses(agent), self.routes.waiting(agent));
+        Figures { agent, totals, uptime, pulses, waiting }
     }
 }

@@ -543,6 +543,16 @@ impl Series for NoSeries {
         vec![]
     }
 
+    fn copies(
+        &self,
+        _: NodeId,
+        _: AgentId,
+        _: Timestamp,
+        _: Timestamp,
+    ) -> Vec<(Timestamp, Vec<u8>)> {
+        vec![]
+    }
+
     fn forget(&self, _: AgentId) {}
 }
 

@@ -25,6 +25,14 @@ impl World {
         directory.nodes.rows().map(|(id, _)| *id).filter(|id| *id != self.node_id).collect()
     }
 
+    /// Those of them that do not answer, or belong no more: who keeps copies speaks for them.
+    pub fn silent(&self) -> Vec<NodeId> {
+        let others = self.others();
+        let mut ever = self.ever();
+        ever.retain(|node| !others.contains(node));
+        ever
+    }
+
     /// The node that keeps something of this name in memory for all; `None` if it is this one. Members that
     /// answer take part, so another one keeps it when that one dies (rendezvous hashing).
     pub fn keeper(&self, name: &[u8]) -> Option<NodeId> {

@@ -6,11 +6,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use domain::{AgentId, Timestamp, codec};
+use domain::{AgentId, NodeId, Timestamp, codec};
 use hdrhistogram::{
     Histogram,
     serialization::{Deserializer, Serializer as _, V2Serializer},
@@ -437,6 +437,32 @@ impl Meter {
         counted.open.remove(&agent);
         counted.days.remove(&agent);
         counted.uptime.remove(&agent);
+    }
+}
+
+/// What other nodes counted, as far as copies of it are kept here.
+#[derive(Default)]
+pub struct CopiedMeters(Mutex<HashMap<NodeId, Arc<Meter>>>);
+
+impl CopiedMeters {
+    fn kept(&self) -> MutexGuard<'_, HashMap<NodeId, Arc<Meter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this node counted.
+    pub fn of(&self, node: NodeId) -> Arc<Meter> {
+        Arc::clone(self.kept().entry(node).or_default())
+    }
+
+    /// What these nodes counted, of those of which anything is kept.
+    pub fn among(&self, nodes: &[NodeId]) -> Vec<Arc<Meter>> {
+        let kept = self.kept();
+        nodes.iter().filter_map(|node| kept.get(node).cloned()).collect()
+    }
+
+    /// A gone agent is not counted any more.
+    pub fn forget(&self, agent: AgentId) {
+        self.kept().values().for_each(|meter| meter.forget(agent));
     }
 }
 

@@ -345,6 +345,10 @@ pub trait Clock: Send + Sync + 'static {
 pub trait Entropy: Send + Sync + 'static {
     /// 128 unpredictable bits.
     fn dice(&self) -> u128;
+    /// The same for a name: nobody can tell it beforehand, and everybody may know it afterwards.
+    fn id(&self) -> u128 {
+        self.dice()
+    }
 }
 
 /// A stream of bytes, such as a request's body.
@@ -624,6 +628,14 @@ pub trait Series: Send + Sync + 'static {
     /// minutes in the 30 days before.
     fn range(
         &self,
+        agent: domain::AgentId,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Vec<(Timestamp, Vec<u8>)>;
+    /// The same of another node, as far as copies of its buckets are kept here.
+    fn copies(
+        &self,
+        node: domain::NodeId,
         agent: domain::AgentId,
         from: Timestamp,
         to: Timestamp,

@@ -127,7 +127,10 @@ impl World {
             }
         };
         for (_, event) in &mut waiting.events {
-            event.data = event.data.replace(SERVICE, &self.settings.public_url);
+            if event.data.contains(SERVICE) {
+                let event = Arc::make_mut(event);
+                event.data = event.data.replace(SERVICE, &self.settings.public_url);
+            }
         }
         waiting
     }
@@ -218,17 +221,17 @@ impl World {
         let mut homes = vec![];
         for (number, event) in &waiting.events {
             if Self::is_kept(&directory, event) {
-                logs.entry(event.tenant.org).or_default().push(event.clone());
+                logs.entry(event.tenant.org).or_default().push(Arc::clone(event));
             }
             for id in Self::heard(&directory, event) {
-                lines.entry(self.home_of(id)).or_default().push((id, event.clone()));
+                lines.entry(self.home_of(id)).or_default().push((id, Occurrence::clone(event)));
             }
             homes.push((*number, self.homes(&directory, Item::Event(event))));
         }
         for (number, row) in &waiting.audited {
             homes.push((*number, self.homes(&directory, Item::Row(row))));
         }
-        let rows = audit::by_org(waiting.audited.iter().map(|(_, row)| row.clone()));
+        let rows = audit::by_org(waiting.audited.iter().map(|(_, row)| Arc::clone(row)));
         let rows = rows.into_iter().map(|(org, rows)| (self.home_of(org), Command::Audit(rows)));
         let logs = logs.into_iter();
         let logs = logs.map(|(org, events)| (self.home_of(org), Command::KeepEvents(events)));

@@ -506,6 +506,7 @@ impl Children {
         let world = Arc::clone(&self.world);
         world.routes.forget(id);
         world.meter.forget(id);
+        world.copied.forget(id);
         detach(async move {
             world.ports.logs.forget(id);
             world.ports.series.forget(id);

@@ -19,7 +19,7 @@ use crate::{
     figures::Elsewhere,
     flight::Flights,
     limiter::Limiter,
-    meter::Meter,
+    meter::{CopiedMeters, Meter},
     minute::Minutes,
     ports::{
         Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Replica,
@@ -94,6 +94,8 @@ pub struct World {
     pub flights: Flights,
     /// What other nodes know of agents.
     pub elsewhere: Elsewhere,
+    /// What silent nodes counted, as far as copies of it are kept here.
+    pub copied: CopiedMeters,
     /// Jobs that wait on other nodes.
     pub queues: Queues,
     /// Whether this node may say whose a key is.
@@ -130,6 +132,7 @@ impl World {
             key_calls: Minutes::default(),
             flights: Flights::default(),
             elsewhere: Elsewhere::default(),
+            copied: CopiedMeters::default(),
             queues: Queues::default(),
             vouching: Vouching::default(),
         }
@@ -147,7 +150,7 @@ impl World {
 
     /// A new id of any kind.
     pub fn mint<T>(&self, make: impl FnOnce(Timestamp, u128) -> T) -> T {
-        make(self.now(), self.ports.entropy.dice())
+        make(self.now(), self.ports.entropy.id())
     }
 
     /// This node's copy of the directory.
@@ -169,7 +172,7 @@ impl World {
         &self,
         command: directory::Command,
         key: Option<Keyed>,
-        audit: Option<Box<Audited>>,
+        audit: Option<Arc<Audited>>,
     ) -> Result<Answer<directory::Reply>, ProposeError> {
         let entry = Entry { key, audit, ..Entry::new(self.now(), command) };
         self.ports.ledger.change_directory(entry).await

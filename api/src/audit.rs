@@ -119,7 +119,7 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
 /// twice is written once.
 async fn write_of(service: Service, org: OrgId, rows: Vec<Written>) {
     let until = Instant::now() + WRITTEN_FOR;
-    let all: Vec<Audited> = rows.iter().map(|row| row.row.clone()).collect();
+    let all: Vec<Arc<Audited>> = rows.iter().map(|row| Arc::new(row.row.clone())).collect();
     while let Err(error) = service.audit(org, all.clone()).await {
         if Instant::now() >= until {
             tracing::error!(%org, rows = all.len(), %error, "changes are not in the audit log");
@@ -139,7 +139,7 @@ async fn sum_up(service: Service, refused: std::sync::Weak<Refused>) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let Some(refused) = refused.upgrade() else { return };
         let sums = std::mem::take(&mut *refused.lock().unwrap_or_else(PoisonError::into_inner));
-        for (org, rows) in audit::by_org(sums.into_values()) {
+        for (org, rows) in audit::by_org(sums.into_values().map(Arc::new)) {
             for rows in rows.chunks(ROWS_AT_ONCE) {
                 if let Err(error) = service.audit(org, rows.to_vec()).await {
                     tracing::warn!(%error, "refused calls could not be written to the audit log");

@@ -54,6 +54,7 @@ use crate::{
         metrics::Metrics,
         process::ProcessRuntime,
         series::SledSeries,
+        series_copies::CopiedSeries,
         snapshots::{Backups, SnapshotPort, Sources},
         source::Fetcher,
         system::{SystemClock, SystemDice, random_bytes},
@@ -118,7 +119,7 @@ struct Adapters {
     runtime: Arc<LocalRuntime>,
     blobs: Arc<CopiedBlobs>,
     logs: Arc<CopiedLogs>,
-    series: Arc<SledSeries>,
+    series: Arc<CopiedSeries>,
 }
 
 impl Adapters {
@@ -160,7 +161,7 @@ impl Adapters {
             }),
             blobs,
             logs: CopiedLogs::new(logs, node, data, retention),
-            series: Arc::new(SledSeries::open(&data.join("series"))?),
+            series: CopiedSeries::new(SledSeries::open(&data.join("series"))?, node),
         })
     }
 }
@@ -264,9 +265,12 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     tasks.spawn("the runtime", tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn("series and logs", prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
     adapters.blobs.connect(Arc::clone(&reach.peers));
-    adapters.logs.connect(Arc::clone(&reach.peers));
-    tasks.spawn("copies of logs", Arc::clone(&adapters.logs).run());
-    let logs = Arc::clone(&adapters.logs);
+    adapters.logs.courier.connect(Arc::clone(&reach.peers));
+    adapters.series.courier.connect(Arc::clone(&reach.peers));
+    let (logs, series) = (Arc::clone(&adapters.logs), Arc::clone(&adapters.series));
+    tasks.spawn("copies of logs", async move { logs.courier.run().await });
+    tasks.spawn("copies of series", async move { series.courier.run().await });
+    let (logs, series) = (Arc::clone(&adapters.logs), Arc::clone(&adapters.series));
     adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
     let backups = open_backups(&data, &adapters, &ledger, &reach, &keys)?;
@@ -288,6 +292,7 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         runtime: Arc::clone(&runtime),
         blobs,
         logs,
+        series,
         backups,
         alive: Arc::clone(&alive),
         keys: keys.clone(),
@@ -450,8 +455,7 @@ fn world(
     let boot = format!("{}:{}", identity.node_id, hex(&random_bytes::<8>()));
     let keychain = Keychain::new(keys.masters.clone());
     let world = Arc::new(World::new(ports, settings, (identity.node_id, boot), keychain, watch));
-    series.all().for_each(|(agent, at, bucket)| world.meter.restore(agent, at, &bucket));
-    series.all_coarse().for_each(|(agent, bucket)| world.meter.restore_uptime(agent, &bucket));
+    series.restore(&world.meter, &world.copied);
     world
 }
 
@@ -584,7 +588,7 @@ async fn sweep_storage(world: Arc<World>) {
     }
 }
 
-async fn prune(series: Arc<SledSeries>, logs: Arc<CopiedLogs>) {
+async fn prune(series: Arc<CopiedSeries>, logs: Arc<CopiedLogs>) {
     loop {
         tokio::time::sleep(PRUNE_EVERY).await;
         let (series, logs) = (Arc::clone(&series), Arc::clone(&logs));

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use actors::{
     ask::Told,
     invocation::{CallError, INSTANCES_PATH, REFUSED_HEADER},
-    ports::{Blobs as _, Clock as _, Ledger as _, failure_tolerance},
+    ports::{Blobs as _, Clock as _, Ledger as _, LogLine, failure_tolerance},
     route::Slot,
     seal::Sealer,
     world::World,
@@ -29,7 +29,7 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFutu
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
@@ -37,10 +37,12 @@ use crate::{
         authority::Authority,
         carry::{IMAGES_PATH, ImageStream},
         copies::{BLOBS_PATH, CopiedBlobs},
+        courier::{BATCH_BYTES_MAX, Batch, Carried},
         local::LocalRuntime,
-        log_copies::{BATCH_BYTES_MAX, Batch, CopiedLogs, LOG_COPIES_PATH},
+        log_copies::CopiedLogs,
         metrics::{self, Metrics},
         peers::ASK_PATH,
+        series_copies::{ClosedBucket, CopiedSeries},
         snapshots::{Backups, SNAPSHOTS_PATH},
         system::{SystemClock, SystemDice, random_bytes},
         view::NodeView,
@@ -113,6 +115,8 @@ pub struct NodeHost {
     pub blobs: Arc<CopiedBlobs>,
     /// Logs of this node, and copies of others'.
     pub logs: Arc<CopiedLogs>,
+    /// What this node counted, and copies of what others did.
+    pub series: Arc<CopiedSeries>,
     /// What is measured.
     pub metrics: Metrics,
     /// What operators see.
@@ -307,6 +311,26 @@ async fn body(request: Request<Incoming>, most: usize) -> Option<Bytes> {
     Limited::new(request.into_body(), most).collect().await.ok().map(|body| body.to_bytes())
 }
 
+/// Keeps copies of what another node has.
+async fn keep<T: DeserializeOwned + Send + 'static, E: std::fmt::Display + Send + 'static>(
+    request: Request<Incoming>,
+    keep: impl FnOnce(Batch<T>) -> Result<(), E> + Send + 'static,
+) -> Response<PeerBody> {
+    let path = request.uri().path().to_owned();
+    let bytes = body(request, BATCH_BYTES_MAX).await.unwrap_or_default();
+    let Ok(batch) = domain::codec::decode(&bytes) else {
+        return status(StatusCode::BAD_REQUEST);
+    };
+    match tokio::task::spawn_blocking(move || keep(batch)).await {
+        Ok(Ok(())) => status(StatusCode::OK),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, path, "copies could not be kept");
+            status(StatusCode::INSUFFICIENT_STORAGE)
+        }
+        Err(_) => status(StatusCode::INTERNAL_SERVER_ERROR),
+    }
+}
+
 fn said<T: Serialize>(answer: Result<T, String>) -> Response<PeerBody> {
     match answer {
         Ok(answer) => Response::new(whole(serde_json::to_vec(&answer).unwrap_or_default())),
@@ -338,8 +362,18 @@ impl NodeHost {
         if let Some(id) = path.strip_prefix(SNAPSHOTS_PATH) {
             return self.backup(id, request.method()).await;
         }
-        if path == LOG_COPIES_PATH {
-            return self.keep_lines(request).await;
+        if path == LogLine::PATH {
+            let logs = Arc::clone(&self.logs);
+            return keep(request, move |batch| logs.keep(batch)).await;
+        }
+        if path == ClosedBucket::PATH {
+            let (series, world) = (Arc::clone(&self.series), Arc::clone(&self.world));
+            return keep(request, move |mut batch: Batch<ClosedBucket>| {
+                // Of an agent that is gone nothing comes to be forgotten any more.
+                batch.parcels.retain(|(id, _)| world.directory().read().agents.contains(id));
+                series.keep(batch, &world.copied)
+            })
+            .await;
         }
         if path == OPERATE_PATH {
             let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
@@ -349,23 +383,6 @@ impl NodeHost {
             };
         }
         status(StatusCode::NOT_FOUND)
-    }
-
-    /// Lines of another node's logs.
-    async fn keep_lines(&self, request: Request<Incoming>) -> Response<PeerBody> {
-        let bytes = body(request, BATCH_BYTES_MAX).await.unwrap_or_default();
-        let Ok(batch) = domain::codec::decode::<Batch>(&bytes) else {
-            return status(StatusCode::BAD_REQUEST);
-        };
-        let logs = Arc::clone(&self.logs);
-        match tokio::task::spawn_blocking(move || logs.keep(batch)).await {
-            Ok(Ok(())) => status(StatusCode::OK),
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "copies of log lines could not be kept");
-                status(StatusCode::INSUFFICIENT_STORAGE)
-            }
-            Err(_) => status(StatusCode::INTERNAL_SERVER_ERROR),
-        }
     }
 
     /// A question of another node's actors.

@@ -2,7 +2,7 @@
 //! carries the hash of the one before it, so that none can be changed or taken out unseen. Anybody who reads the
 //! log can reckon the hashes again: they cover what clients see, and nothing else.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -74,8 +74,8 @@ impl Audited {
 }
 
 /// Rows by the organization whose log they belong to, in their order.
-pub fn by_org(rows: impl IntoIterator<Item = Audited>) -> BTreeMap<OrgId, Vec<Audited>> {
-    let mut by_org: BTreeMap<OrgId, Vec<Audited>> = BTreeMap::new();
+pub fn by_org(rows: impl IntoIterator<Item = Arc<Audited>>) -> BTreeMap<OrgId, Vec<Arc<Audited>>> {
+    let mut by_org: BTreeMap<OrgId, Vec<Arc<Audited>>> = BTreeMap::new();
     for row in rows {
         by_org.entry(row.org).or_default().push(row);
     }

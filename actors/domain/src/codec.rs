@@ -22,9 +22,15 @@ pub enum DecodeError {
 
 /// Writes `value`.
 pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    let mut bytes = vec![VERSION];
-    rmp_serde::encode::write_named(&mut bytes, value).expect("a record has only encodable fields");
+    let mut bytes = vec![];
+    encode_onto(&mut bytes, value);
     bytes
+}
+
+/// Writes `value` behind what is there.
+pub fn encode_onto<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
+    bytes.push(VERSION);
+    rmp_serde::encode::write_named(bytes, value).expect("a record has only encodable fields");
 }
 
 /// Reads what [`encode`] wrote.

@@ -655,7 +655,7 @@ impl Machine for Directory {
             E::UploadPut(row) => self.uploads.put(row.id, Upload::clone(row)),
             E::UploadGone(id) => self.uploads.remove(id),
             E::AgentCreated(row) => self.create_agent(row),
-            E::AgentUpdated(row) => self.agents.put(row.id, Agent::clone(row)),
+            E::AgentUpdated(row) => self.agents.put(row.id, Arc::clone(row)),
             E::AgentDesired { id, desired, at } => {
                 self.touch(*id, *at, |agent| agent.desired = *desired);
             }
@@ -783,7 +783,7 @@ impl Machine for Directory {
     }
 
     /// On its way to the log of its organization.
-    fn audited(&mut self, row: &Audited) {
+    fn audited(&mut self, row: &Arc<Audited>) {
         self.outbox.push_audited(row);
     }
 
@@ -924,9 +924,9 @@ impl Directory {
         uses.iter().filter_map(newer).collect()
     }
 
-    fn create_agent(&mut self, row: &Agent) {
+    fn create_agent(&mut self, row: &Arc<Agent>) {
         self.names.put(Agent::name_key(row.cloud_id, &row.name), row.id);
-        self.agents.put(row.id, row.clone());
+        self.agents.put(row.id, Arc::clone(row));
     }
 
     fn touch(&mut self, id: AgentId, at: Timestamp, change: impl FnOnce(&mut Agent)) {

@@ -1,6 +1,8 @@
 //! Everything that may happen to a machine. Events are what `decide` answers with and the only thing
 //! `evolve` reads; later they are also what webhooks tell.
 
+use std::sync::Arc;
+
 use crate::{
     AgentId, ApiKeyId, ApplicationId, CloudId, DeploymentId, InstanceId, InvitationId, JobId,
     NodeId, OrgId, SessionId, Timestamp, UserId, WebhookId,
@@ -129,9 +131,9 @@ pub enum DirectoryEvent {
     /// An upload is gone.
     UploadGone(crate::UploadId),
     /// `agent.created`.
-    AgentCreated(Box<Agent>),
+    AgentCreated(Arc<Agent>),
     /// `agent.updated`: fields that clients set.
-    AgentUpdated(Box<Agent>),
+    AgentUpdated(Arc<Agent>),
     /// The client wants something else.
     AgentDesired {
         /// Which agent.
@@ -283,7 +285,7 @@ pub enum ShardEvent {
         usage: Usage,
     },
     /// Something that clients are told of is in the organization's log.
-    EventKept(Box<Occurrence>),
+    EventKept(Arc<Occurrence>),
     /// An event is in line for a webhook.
     DeliveryQueued(Box<Delivery>),
     /// An attempt failed, and there will be another one.
@@ -299,7 +301,7 @@ pub enum ShardEvent {
     /// Everybody has these of what waited in the outbox.
     ToldOf(Vec<u64>),
     /// Rows of the audit log.
-    Audited(Vec<Audited>),
+    Audited(Vec<Arc<Audited>>),
     /// Old keys and finished jobs are forgotten.
     Swept(Timestamp),
 }

@@ -4,6 +4,8 @@
 //! means a refused command cannot leave half a change behind. Around both sits the idempotency
 //! wrapper: an entry that carries a key is answered from the key's row when it comes again.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -29,7 +31,7 @@ pub struct Entry<C> {
     pub key: Option<Keyed>,
     /// Who does it, for the audit log: kept with the change itself, so that neither is without the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub audit: Option<Box<Audited>>,
+    pub audit: Option<Arc<Audited>>,
     /// What shall be done.
     pub command: C,
 }
@@ -79,7 +81,7 @@ pub trait Machine: Default + Send + Sync + 'static {
     /// What waits to be told.
     fn outbox(&mut self) -> &mut Outbox;
     /// Keeps the row of a change that was granted.
-    fn audited(&mut self, row: &Audited);
+    fn audited(&mut self, row: &Arc<Audited>);
     /// The rows of idempotency keys.
     fn keys(&mut self) -> &mut Keys;
     /// All tables, for the writer and for snapshots.

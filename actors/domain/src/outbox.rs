@@ -1,12 +1,14 @@
 //! What clients are told of: kept in the group that made the change, in the very entry that made it,
 //! until the organization's event log and every webhook have it.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    AgentId, EventId, OrgId, Timestamp,
+    AgentId, CloudId, EventId, OrgId, Timestamp,
     account::Tenant,
     agent::{Agent, Status},
     audit::Audited,
@@ -107,8 +109,8 @@ pub struct Happening {
     pub tenant: Tenant,
     /// What.
     pub kind: Kind,
-    /// `data`.
-    pub data: Value,
+    /// The JSON object of `data`, as text.
+    pub data: String,
     /// The agent it is about.
     pub agent: Option<AgentId>,
 }
@@ -131,9 +133,9 @@ pub struct Waiting {
     /// Whether there is more behind it.
     pub has_more: bool,
     /// What clients are told of.
-    pub events: Vec<(u64, Occurrence)>,
+    pub events: Vec<(u64, Arc<Occurrence>)>,
     /// Rows of the audit log.
-    pub audited: Vec<(u64, Audited)>,
+    pub audited: Vec<(u64, Arc<Audited>)>,
 }
 
 /// One of what waits.
@@ -159,7 +161,6 @@ impl Outbox {
     pub fn push(&mut self, happening: Happening, at: Timestamp) {
         let number = self.number();
         let Happening { tenant, kind, data, agent } = happening;
-        let data = data.to_string();
         let mut digest = Sha256::new();
         digest.update(number.to_be_bytes());
         digest.update(kind.as_str());
@@ -169,9 +170,9 @@ impl Outbox {
     }
 
     /// Keeps a row of the audit log.
-    pub fn push_audited(&mut self, row: &Audited) {
+    pub fn push_audited(&mut self, row: &Arc<Audited>) {
         let number = self.number();
-        self.audited.put(number, row.clone());
+        self.audited.put(number, Arc::clone(row));
     }
 
     fn number(&mut self) -> u64 {
@@ -202,8 +203,8 @@ impl Outbox {
         Waiting {
             up_to: Some(up_to),
             has_more: cut.is_some(),
-            events: events.map(|(number, row)| (*number, Occurrence::clone(row))).collect(),
-            audited: audited.map(|(number, row)| (*number, Audited::clone(row))).collect(),
+            events: events.map(|(number, row)| (*number, Arc::clone(row))).collect(),
+            audited: audited.map(|(number, row)| (*number, Arc::clone(row))).collect(),
         }
     }
 
@@ -245,8 +246,12 @@ fn joined(mut data: Value, more: Value) -> Value {
     data
 }
 
+fn text(data: &impl Serialize) -> String {
+    serde_json::to_string(data).expect("a JSON value writes JSON")
+}
+
 fn about(agent: &Agent, kind: Kind, more: Value) -> Happening {
-    let data = joined(json!({ "agent_id": agent.id, "agent_name": agent.name }), more);
+    let data = text(&joined(json!({ "agent_id": agent.id, "agent_name": agent.name }), more));
     Happening { tenant: agent.tenant, kind, data, agent: Some(agent.id) }
 }
 
@@ -336,10 +341,26 @@ fn rolled_back(agent: &Agent, id: crate::DeploymentId, error: Option<&Failure>) 
     ]
 }
 
-fn status(agent: &Agent) -> Value {
-    json!({
-        "cloud_id": agent.cloud_id, "version": version_of(agent), "status": agent.status.as_str(),
-    })
+/// What is told of an agent whose record changed, and of nothing more often. Members stand as they do in every object
+/// that is told.
+#[derive(Serialize)]
+struct Standing<'a> {
+    agent_id: AgentId,
+    agent_name: &'a str,
+    cloud_id: CloudId,
+    status: &'static str,
+    version: Option<String>,
+}
+
+fn standing(agent: &Agent, kind: Kind) -> Happening {
+    let data = text(&Standing {
+        agent_id: agent.id,
+        agent_name: &agent.name,
+        cloud_id: agent.cloud_id,
+        status: agent.status.as_str(),
+        version: agent.version.map(|version| version.to_string()),
+    });
+    Happening { tenant: agent.tenant, kind, data, agent: Some(agent.id) }
 }
 
 /// What events of the directory tell, seen before they take effect.
@@ -347,10 +368,10 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
     use DirectoryEvent as E;
     let agent = |id: &AgentId| state.agents.get(id);
     match event {
-        E::AgentCreated(row) => vec![about(row, Kind::AgentCreated, status(row))],
-        E::AgentUpdated(row) => vec![about(row, Kind::AgentUpdated, status(row))],
+        E::AgentCreated(row) => vec![standing(row, Kind::AgentCreated)],
+        E::AgentUpdated(row) => vec![standing(row, Kind::AgentUpdated)],
         E::AgentDeleted { id, .. } => {
-            agent(id).map(|row| about(&row, Kind::AgentDeleted, status(&row))).into_iter().collect()
+            agent(id).map(|row| standing(&row, Kind::AgentDeleted)).into_iter().collect()
         }
         E::AgentMoved { id, to, reason, at } => match agent(id) {
             Some(row) if row.status != *to => moved(state, &row, *to, reason.as_ref(), *at),
@@ -386,10 +407,10 @@ pub(crate) fn of_directory(state: &Directory, event: &DirectoryEvent) -> Vec<Hap
             .map(|row| Happening {
                 tenant: row.tenant,
                 kind: Kind::WebhookDisabled,
-                data: json!({
+                data: text(&json!({
                     "webhook_id": id, "reason": reason,
                     "disabled_at": at.to_string(),
-                }),
+                })),
                 agent: None,
             })
             .into_iter()
@@ -449,7 +470,7 @@ fn of_job(job: &Job) -> Option<Happening> {
         let details: Value = serde_json::from_str(&error.details).unwrap_or_default();
         json!({ "code": error.code, "message": error.message, "details": details })
     });
-    let data = json!({
+    let data = text(&json!({
         "job_id": job.id,
         "agent_id": job.agent_id,
         "status": job.status.as_str(),
@@ -458,7 +479,7 @@ fn of_job(job: &Job) -> Option<Happening> {
         "error": error,
         "completed_at": job.completed_at.map(|at| at.to_string()),
         "job_url": format!("{SERVICE}/v1/jobs/{}", job.id),
-    });
+    }));
     Some(Happening { tenant: job.tenant, kind, data, agent: Some(job.agent_id) })
 }
 
@@ -538,7 +559,7 @@ mod tests {
         let happening = |number: u64| Happening {
             tenant: Tenant { org: crate::OrgId(1), mode: crate::account::Mode::Live },
             kind: Kind::AgentCreated,
-            data: json!({ "number": number }),
+            data: text(&json!({ "number": number })),
             agent: None,
         };
         (0..3).for_each(|n| outbox.push(happening(n), Timestamp::from_millis(5)));
@@ -549,9 +570,9 @@ mod tests {
         assert_eq!((left.up_to, left.has_more, left.events.len()), (Some(4), false, 1));
         // Both kinds leave in the order in which they came.
         let row = crate::audit::tests::row;
-        outbox.push_audited(&row(5));
+        outbox.push_audited(&Arc::new(row(5)));
         outbox.push(happening(1), Timestamp::from_millis(6));
-        outbox.push_audited(&row(7));
+        outbox.push_audited(&Arc::new(row(7)));
         let first = outbox.oldest(1, |_| false);
         assert_eq!((first.up_to, first.has_more), (Some(4), true));
         assert_eq!((first.events.len(), first.audited.len()), (1, 0));

@@ -68,9 +68,9 @@ pub enum Command {
         spent: Option<Spent>,
     },
     /// What was done.
-    Audit(Vec<Audited>),
+    Audit(Vec<Arc<Audited>>),
     /// What clients are told of, for the organization's log.
-    KeepEvents(Vec<Occurrence>),
+    KeepEvents(Vec<Arc<Occurrence>>),
     /// Events for webhooks.
     Enqueue { wanted: Vec<(WebhookId, Occurrence)>, cause: Cause },
     /// Attempts that ended.
@@ -170,6 +170,8 @@ pub struct Shard {
     pub hooks: Table<WebhookId, HookState>,
     /// What waits to be told.
     pub outbox: Outbox,
+    /// The greatest id of rows of the audit log, of organizations that wrote lately; derived.
+    newest_audits: BTreeMap<OrgId, AuditId>,
     /// Jobs that wait, by tenant; derived.
     queued: BTreeMap<Tenant, u64>,
     /// A finished job, if there is one; derived.
@@ -201,6 +203,7 @@ impl Default for Shard {
             delivered_until: Table::history(20),
             hooks: Table::live(21),
             outbox: Outbox::new(22, 24),
+            newest_audits: BTreeMap::new(),
             queued: BTreeMap::new(),
             sample: None,
             held: BTreeMap::new(),
@@ -287,9 +290,11 @@ impl Shard {
             || self.throttles.rows().any(|(_, row)| row.is_forgotten(at))
     }
 
-    fn new_events(&self, events: &[Occurrence]) -> Vec<Event> {
-        let new = events.iter().filter(|row| !self.has_event(row.tenant.org, row.id));
-        new.map(|row| Event::EventKept(Box::new(row.clone()))).collect()
+    /// Events that are not here yet. What comes again comes from its beginning on, so nobody looks behind the first
+    /// that is new; one that is kept twice is what it was.
+    fn new_events(&self, events: &[Arc<Occurrence>]) -> Vec<Event> {
+        let new = events.iter().skip_while(|row| self.has_event(row.tenant.org, row.id));
+        new.map(|row| Event::EventKept(Arc::clone(row))).collect()
     }
 
     fn session_reply(&self, id: SessionId) -> Reply {
@@ -306,13 +311,41 @@ impl Shard {
         }
     }
 
-    /// Each row hangs on the one before it; one that comes twice is written once.
-    fn write_audit(&mut self, row: &Audited) {
-        if self.audit.contains(&(row.org.0, row.id)) {
-            return;
+    /// One that comes twice is written once, whichever ways it comes: of a call whose answer was lost one row may be
+    /// in the directory's outbox and another one at the node that asked. What is newer than all that was here before is
+    /// not looked for on disk.
+    fn write_audits(&mut self, rows: &[Arc<Audited>]) {
+        let (mut newest, mut written) = (BTreeMap::new(), BTreeSet::new());
+        for row in rows {
+            let newest = *newest.entry(row.org).or_insert_with(|| self.newest_audit(row.org));
+            let is_old = row.id <= newest && self.audit.contains(&(row.org.0, row.id));
+            if !is_old && written.insert(row.id) {
+                self.write_audit(row);
+            }
         }
+    }
+
+    /// The greatest id of an organization's rows; found once, and remembered.
+    fn newest_audit(&mut self, org: OrgId) -> AuditId {
+        if let Some(newest) = self.newest_audits.get(&org) {
+            return *newest;
+        }
+        let (mut newest, last) = (AuditId(0), (org.0, AuditId(u128::MAX)));
+        self.audit.walk(Some(&last), Order::Descending, |(of, id), _| {
+            if *of == org.0 {
+                newest = *id;
+            }
+            ControlFlow::Break(())
+        });
+        self.newest_audits.insert(org, newest);
+        newest
+    }
+
+    /// Each row hangs on the one before it.
+    fn write_audit(&mut self, row: &Audited) {
         let row = row.after(self.audit_head(row.org));
         self.audit_heads.put(row.org, row.hash);
+        self.newest_audits.entry(row.org).and_modify(|newest| *newest = row.id.max(*newest));
         self.audit.put((row.org.0, row.id), row);
     }
 
@@ -523,7 +556,7 @@ impl Machine for Shard {
             Event::HookGone(webhook) => self.drop_hook(*webhook),
             Event::Told(up_to) => self.outbox.told(*up_to),
             Event::ToldOf(numbers) => self.outbox.told_of(numbers),
-            Event::Audited(rows) => rows.iter().for_each(|row| self.write_audit(row)),
+            Event::Audited(rows) => self.write_audits(rows),
             Event::Swept(at) => self.sweep(*at),
         }
     }
@@ -579,8 +612,8 @@ impl Machine for Shard {
     }
 
     /// The organization's log is here: only its home is asked with a row.
-    fn audited(&mut self, row: &Audited) {
-        self.write_audit(row);
+    fn audited(&mut self, row: &Arc<Audited>) {
+        self.write_audits(std::slice::from_ref(row));
     }
 
     fn keys(&mut self) -> &mut Keys {
@@ -617,6 +650,7 @@ impl Machine for Shard {
     }
 
     fn reindex(&mut self) {
+        self.newest_audits.clear();
         self.queued.clear();
         let waiting = self.jobs.rows().filter(|(_, job)| job.status == JobStatus::Pending);
         for (_, job) in waiting {

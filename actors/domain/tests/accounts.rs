@@ -2,7 +2,7 @@
 
 mod golden;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use domain::{
     AgentId, ApiKeyId, ApplicationId, AuditId, DeliveryId, EventId, NodeId, OrgId, Rejection,
@@ -260,7 +260,7 @@ fn who_logs_in_too_often_loses_the_oldest_session_of_that_kind() {
 fn a_login_and_its_row_are_one_change() {
     let mut state = Shard::default();
     let open = entry(S::OpenSession(Box::new(session())), 0);
-    let login = Entry { audit: Some(Box::new(audited(1))), ..open };
+    let login = Entry { audit: Some(Arc::new(audited(1))), ..open };
     for _ in 0..2 {
         apply(&mut state, &login).0.result.expect("logged in");
         let written: Vec<_> = state.audit.rows().map(|(_, row)| row.id).collect();
@@ -268,9 +268,35 @@ fn a_login_and_its_row_are_one_change() {
     }
     assert!(state.session(SESSION, at(1)).is_some());
     let unknown = S::RefreshSession { id: SessionId(8), generation: 1, client: String::new() };
-    let refused = Entry { audit: Some(Box::new(audited(2))), ..entry(unknown, 1) };
+    let refused = Entry { audit: Some(Arc::new(audited(2))), ..entry(unknown, 1) };
     apply(&mut state, &refused).0.result.expect_err("there is no such session");
     assert_eq!(state.audit.rows().count(), 1, "what was refused has no row that it succeeded");
+}
+
+#[test]
+fn rows_that_come_again_with_newer_ones_are_written_once_and_hang_together() {
+    let mut state = Shard::default();
+    // As often as it takes from the beginning, late once more, and one of the middle by another way before.
+    let batches = [
+        vec![1, 2],
+        vec![1, 2],
+        vec![1, 2, 3, 4],
+        vec![1, 2, 3],
+        vec![6],
+        vec![4, 5, 6, 7],
+        vec![7, 7, 8],
+    ];
+    for ids in batches {
+        let rows = ids.into_iter().map(|id| Arc::new(audited(id))).collect();
+        play(&mut state, S::Audit(rows), 0).expect("written");
+    }
+    let mut before = [0; 32];
+    for id in [1, 2, 3, 4, 6, 5, 7, 8] {
+        let row = state.audit.get(&(TENANT.org.0, AuditId(id))).expect("it is here");
+        assert_eq!((row.previous, row.hash), (before, row.after(before).hash), "{id}");
+        before = row.hash;
+    }
+    assert_eq!((state.audit_head(TENANT.org), state.audit.rows().count()), (before, 8));
 }
 
 #[test]
@@ -600,7 +626,7 @@ fn what_a_change_tells_waits_in_its_group_until_it_was_told() {
 #[test]
 fn a_row_of_the_audit_log_is_kept_with_its_change_and_only_with_it() {
     let mut state = Directory::default();
-    let row = |id| Some(Box::new(audited(id)));
+    let row = |id| Some(Arc::new(audited(id)));
     let key = || Some(Keyed { hash: [3; 32], fingerprint: [1; 32] });
     let change = |audit, key| {
         let token = JoinToken { hash: [1; 32], expires_at: at(100) };
@@ -652,7 +678,7 @@ fn what_was_ever_written_is_still_readable() {
     play(&mut state, tried(id, 5, 500, Some(at(65))), 5).expect("noted");
     let delivery = state.delivery(HOOK, id).expect("it is there");
     let mint = C::MintJoinToken(Box::new(JoinToken { hash: [1; 32], expires_at: at(100) }));
-    let audit = Some(Box::new(audited(1)));
+    let audit = Some(Arc::new(audited(1)));
     let (directory, shard) = (read::<Entry<C>>, read::<Entry<S>>);
     let create = C::CreateApiKey { key: Box::new(key.clone()), answer: vec![1] };
     hold(
@@ -661,7 +687,7 @@ fn what_was_ever_written_is_still_readable() {
             ("entry mint, audited", encode(&Entry { audit, ..entry(mint, 1) }), directory),
             ("entry create key", encode(&entry(create, 2)), directory),
             ("entry enqueue", encode(&entry(enqueue, 3)), shard),
-            ("entry audit", encode(&entry(S::Audit(vec![audited(2)]), 4)), shard),
+            ("entry audit", encode(&entry(S::Audit(vec![Arc::new(audited(2))]), 4)), shard),
             ("row key", encode(&key), read::<ApiKey>),
             ("row user", encode(&user(1, Role::Owner)), read::<User>),
             ("row invitation", encode(&invitation()), read::<Invitation>),

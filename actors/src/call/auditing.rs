@@ -2,7 +2,7 @@
 //! ever without the other, and the answer waits for one entry instead of two. From the directory's outbox
 //! rows go to the log of their organization. A login is written where that log is, so its row is there at once.
 
-use std::{cell::RefCell, time::Duration};
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use domain::{ApplicationId, OrgId, UserId, account::Tenant, audit::Audited};
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 tokio::task_local! {
-    static OF_THIS_CALL: RefCell<Option<Box<Audited>>>;
+    static OF_THIS_CALL: RefCell<Option<Arc<Audited>>>;
     static OF_STRANGER: RefCell<Option<Stranger>>;
 }
 
@@ -24,13 +24,13 @@ enum Stranger {
     /// How its row is made, and whose it is, once that is found out.
     Heard { make: Box<dyn FnOnce(Whose) -> Audited + Send>, whose: Option<Whose> },
     /// Its row, which went with a change that did not come to pass.
-    Told(Box<Audited>),
+    Told(Arc<Audited>),
 }
 
 impl Stranger {
-    fn row(self) -> Option<Box<Audited>> {
+    fn row(self) -> Option<Arc<Audited>> {
         match self {
-            Self::Heard { make, whose } => Some(Box::new(make(whose?))),
+            Self::Heard { make, whose } => Some(Arc::new(make(whose?))),
             Self::Told(row) => Some(row),
         }
     }
@@ -74,7 +74,7 @@ pub async fn of_stranger<F: Future>(
 ) -> (F::Output, Option<Audited>) {
     let carried = async {
         let output = call.await;
-        (output, take_of_stranger().map(|row| *row))
+        (output, take_of_stranger().map(Arc::unwrap_or_clone))
     };
     let heard = Stranger::Heard { make: Box::new(make), whose: None };
     OF_STRANGER.scope(RefCell::new(Some(heard)), carried).await
@@ -90,12 +90,12 @@ pub fn belongs_to(whose: Whose) {
 }
 
 /// The row of this call, if it came without credentials and no change has it already.
-pub(super) fn take_of_stranger() -> Option<Box<Audited>> {
+pub(super) fn take_of_stranger() -> Option<Arc<Audited>> {
     OF_STRANGER.try_with(RefCell::take).ok().flatten().and_then(Stranger::row)
 }
 
 /// A row of such a call whose change did not come to pass.
-pub(super) fn put_back_of_stranger(row: Option<Box<Audited>>) {
+pub(super) fn put_back_of_stranger(row: Option<Arc<Audited>>) {
     let _ = OF_STRANGER.try_with(|known| *known.borrow_mut() = row.map(Stranger::Told));
 }
 
@@ -103,18 +103,18 @@ pub(super) fn put_back_of_stranger(row: Option<Box<Audited>>) {
 pub async fn audited<F: Future>(row: Audited, call: F) -> (F::Output, Option<Audited>) {
     let carried = async {
         let output = call.await;
-        (output, take().map(|row| *row))
+        (output, take().map(Arc::unwrap_or_clone))
     };
-    OF_THIS_CALL.scope(RefCell::new(Some(Box::new(row))), carried).await
+    OF_THIS_CALL.scope(RefCell::new(Some(Arc::new(row))), carried).await
 }
 
 /// The row of this call, unless a change has it already.
-pub(super) fn take() -> Option<Box<Audited>> {
+pub(super) fn take() -> Option<Arc<Audited>> {
     OF_THIS_CALL.try_with(|row| row.borrow_mut().take()).ok().flatten()
 }
 
 /// A row whose change did not come to pass.
-pub(super) fn put_back(audit: Option<Box<Audited>>) {
+pub(super) fn put_back(audit: Option<Arc<Audited>>) {
     let _ = OF_THIS_CALL.try_with(|row| *row.borrow_mut() = audit);
 }
 

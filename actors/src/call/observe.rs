@@ -69,22 +69,24 @@ impl Service {
     /// What is known of these agents: here now, on other nodes half a second ago or later. A node that does not
     /// answer at once is left out.
     pub async fn figures(&self, agents: &[AgentId]) -> HashMap<AgentId, AgentFigures> {
-        let elsewhere = self.figures_elsewhere(agents).await;
+        let silent = self.world.silent();
+        let elsewhere = self.figures_elsewhere(agents, &silent).await;
         let mut parts: HashMap<AgentId, Vec<Figures>> =
-            agents.iter().map(|id| (*id, vec![self.world.figures_here(*id)])).collect();
+            agents.iter().map(|id| (*id, vec![self.world.figures_here(*id, &silent)])).collect();
         for one in elsewhere {
             parts.entry(one.agent).or_default().push(one);
         }
         parts.into_iter().map(|(id, parts)| (id, AgentFigures::of(&parts))).collect()
     }
 
-    async fn figures_elsewhere(&self, agents: &[AgentId]) -> Vec<Figures> {
+    async fn figures_elsewhere(&self, agents: &[AgentId], silent: &[NodeId]) -> Vec<Figures> {
         let (mut known, unknown) = self.world.elsewhere.split(agents);
         let others = if unknown.is_empty() { vec![] } else { self.world.others() };
         if others.is_empty() {
             return known;
         }
-        let (asked, ask) = (Instant::now(), Ask::Figures { agents: unknown.clone() });
+        let ask = Ask::Figures { agents: unknown.clone(), silent: silent.to_vec() };
+        let asked = Instant::now();
         let told = self.world.ask_all(others, &ask, FIGURES_WITHIN).await;
         let mut said = vec![];
         for (_, told) in told {
@@ -103,15 +105,17 @@ impl Service {
         figures.remove(&agent).unwrap_or_else(|| AgentFigures::of(&[]))
     }
 
-    /// What was counted in each step that had calls, and altogether, on all nodes.
+    /// What was counted in each step that had calls, and altogether, on all nodes; of those that do not answer as far
+    /// as others keep copies.
     pub async fn metrics(
         &self,
         agent: AgentId,
         range: MetricsRange,
     ) -> (Bucket, BTreeMap<Timestamp, Bucket>) {
-        let ask = Ask::Metrics { agent, range };
+        let silent = self.world.silent();
+        let ask = Ask::Metrics { agent, range, silent: silent.clone() };
         let others = self.world.ask_all(self.world.others(), &ask, PAGE_WITHIN);
-        let (mut parts, told) = futures::join!(self.metrics_here(agent, range), others);
+        let (mut parts, told) = futures::join!(self.metrics_here(agent, range, silent), others);
         for (_, told) in told {
             if let Told::Metrics(more) = told {
                 parts.extend(more);
@@ -128,15 +132,20 @@ impl Service {
         (whole, steps)
     }
 
-    /// What this node counted, in steps.
+    /// What this node counted, and what it keeps of these others, in steps.
     pub(crate) async fn metrics_here(
         &self,
         agent: AgentId,
         range: MetricsRange,
+        silent: Vec<NodeId>,
     ) -> Vec<(Timestamp, Bytes)> {
         let MetricsRange { from, to, step } = range;
         let world = Arc::clone(&self.world);
-        let read = tokio::task::spawn_blocking(move || world.ports.series.range(agent, from, to));
+        let read = tokio::task::spawn_blocking(move || {
+            let series = &world.ports.series;
+            let copies = silent.into_iter().map(|node| series.copies(node, agent, from, to));
+            copies.fold(series.range(agent, from, to), |all, copies| [all, copies].concat())
+        });
         let kept = read.await.unwrap_or_default();
         let open = self.world.meter.open(agent).filter(|(at, _)| *at >= from && *at < to);
         let steps = meter::steps(&kept, open, step);

@@ -1,6 +1,8 @@
 //! Sessions and codes, kept in the shard of their organization; and wrong passwords, in one that is the same
 //! whether there is such an account or not.
 
+use std::sync::Arc;
+
 use domain::{
     OrgId, Rejection, SessionId,
     account::{Code, Redemption, Session},
@@ -27,7 +29,7 @@ impl Service {
         &self,
         org: OrgId,
         command: Command,
-        audit: Option<Box<Audited>>,
+        audit: Option<Arc<Audited>>,
     ) -> Result<Reply, ServiceError> {
         let entry = Entry { audit, ..Entry::new(self.world.now(), command) };
         let answer = self.world.ports.ledger.change_shard(self.home_of(org), entry).await?;
@@ -132,7 +134,7 @@ impl Service {
     }
 
     /// Writes rows of an organization's audit log.
-    pub async fn audit(&self, org: OrgId, rows: Vec<Audited>) -> Result<(), ServiceError> {
+    pub async fn audit(&self, org: OrgId, rows: Vec<Arc<Audited>>) -> Result<(), ServiceError> {
         self.at_home(org, Command::Audit(rows)).await.map(drop)
     }
 }

@@ -6,102 +6,45 @@
 //! once: when the node that keeps it goes, too, older lines have none.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
+    sync::{Arc, Mutex},
 };
 
 use actors::ports::{LogLine, LogQuery, Logs};
-use bytes::Bytes;
-use domain::{AgentId, NodeId, Timestamp, codec};
+use domain::{AgentId, NodeId, Timestamp};
 use futures::{FutureExt as _, future::BoxFuture};
-use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use super::{
-    copies::takers,
+    courier::{Batch, Carried, Courier},
     logs::{Retention, SegmentLogs, lock},
-    peers::NodePeers,
 };
 
-/// Where copies are taken in on a node's peer port.
-pub const LOG_COPIES_PATH: &str = "/log-copies";
 /// The folder of a node with the copies that it keeps.
 pub const FOLDER: &str = "log-copies";
-/// Most bytes of a batch, as it arrives.
-pub const BATCH_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// Between batches: what a node wrote since the last one goes with it.
-const COPIED_EVERY: Duration = Duration::from_millis(500);
-/// Bytes of lines in one batch, by [`weight`].
-const BATCH_BYTES: usize = 1024 * 1024;
-/// Bytes of lines that wait for a node that does not take them; older ones are then without a copy.
-const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Bytes that a line has beside its texts, about.
 const LINE_BYTES: usize = 256;
 
-/// Lines of one node, for another one to keep.
-#[derive(Serialize, Deserialize)]
-pub struct Batch {
-    /// Where they were written.
-    pub node: NodeId,
-    /// Lines of agents, in their order.
-    pub lines: Vec<(AgentId, LogLine)>,
-}
+impl Carried for LogLine {
+    const PATH: &'static str = "/log-copies";
+    /// Whoever reads them knows them by their places.
+    const MAY_BE_TWICE: bool = true;
 
-/// Lines that have no copy yet.
-#[derive(Default)]
-struct Waiting {
-    lines: VecDeque<(AgentId, LogLine)>,
-    bytes: usize,
-}
-
-impl Waiting {
-    /// A line more; the oldest go if there is no room.
-    fn push(&mut self, agent: AgentId, line: LogLine) {
-        self.bytes += weight(&line);
-        self.lines.push_back((agent, line));
-        self.make_room();
+    fn weight(&self) -> usize {
+        LINE_BYTES + self.message.len() + self.fields.len()
     }
-
-    /// Puts lines in front again.
-    fn put_back(&mut self, lines: Vec<(AgentId, LogLine)>) {
-        for (agent, line) in lines.into_iter().rev() {
-            self.bytes += weight(&line);
-            self.lines.push_front((agent, line));
-        }
-        self.make_room();
-    }
-
-    fn make_room(&mut self) {
-        while self.bytes > WAITING_BYTES_MAX
-            && let Some((_, line)) = self.lines.pop_front()
-        {
-            self.bytes -= weight(&line);
-        }
-    }
-}
-
-/// About how much memory a line takes, and how many bytes on its way.
-fn weight(line: &LogLine) -> usize {
-    LINE_BYTES + line.message.len() + line.fields.len()
 }
 
 /// Logs of this node, with a copy on another one, and copies of others' logs.
 pub struct CopiedLogs {
     local: SegmentLogs,
-    node: NodeId,
     folder: PathBuf,
     retention: Retention,
     of_others: Mutex<BTreeMap<NodeId, Arc<SegmentLogs>>>,
-    waiting: Mutex<Waiting>,
-    /// Whether there is anybody to keep a copy.
-    is_wanted: AtomicBool,
-    peers: OnceLock<Arc<NodePeers>>,
+    /// Lines on their way.
+    pub courier: Courier<LogLine>,
 }
 
 impl CopiedLogs {
@@ -109,74 +52,17 @@ impl CopiedLogs {
     pub fn new(local: SegmentLogs, node: NodeId, data: &Path, retention: Retention) -> Arc<Self> {
         Arc::new(Self {
             local,
-            node,
             folder: data.join(FOLDER),
             retention,
             of_others: Mutex::default(),
-            waiting: Mutex::default(),
-            is_wanted: AtomicBool::new(false),
-            peers: OnceLock::new(),
+            courier: Courier::new(node),
         })
     }
 
-    /// From now on there are others.
-    pub fn connect(&self, peers: Arc<NodePeers>) {
-        let _ = self.peers.set(peers);
-    }
-
-    /// Copies what is written until dropped.
-    pub async fn run(self: Arc<Self>) {
-        loop {
-            if let Some(peers) = self.peers.get() {
-                self.is_wanted.store(peers.has_others(), Relaxed);
-                self.copy(peers).await;
-            }
-            tokio::time::sleep(COPIED_EVERY).await;
-        }
-    }
-
-    async fn copy(&self, peers: &NodePeers) {
-        let waiting = std::mem::take(&mut *lock(&self.waiting));
-        let mut by_keeper: BTreeMap<NodeId, Vec<(AgentId, LogLine)>> = BTreeMap::new();
-        let mut keepers = BTreeMap::new();
-        let mut left = vec![];
-        for (agent, line) in waiting.lines {
-            match keepers.entry(agent).or_insert_with(|| keeper(peers, agent)) {
-                Some(node) => by_keeper.entry(*node).or_default().push((agent, line)),
-                None => left.push((agent, line)),
-            }
-        }
-        for (node, lines) in by_keeper {
-            left.extend(self.copy_to(peers, node, lines).await);
-        }
-        lock(&self.waiting).put_back(left);
-    }
-
-    /// Gives lines to a node, in their order; those that it did not take come back.
-    async fn copy_to(
-        &self,
-        peers: &NodePeers,
-        node: NodeId,
-        lines: Vec<(AgentId, LogLine)>,
-    ) -> Vec<(AgentId, LogLine)> {
-        let mut left = lines;
-        while !left.is_empty() {
-            let rest = left.split_off(first_batch(&left));
-            let batch = Batch { node: self.node, lines: left };
-            let taken = peers.keep_lines(node, Bytes::from(codec::encode(&batch))).await;
-            left = rest;
-            if let Err(error) = taken {
-                tracing::debug!(%node, %error, "lines were not copied");
-                return batch.lines.into_iter().chain(left).collect();
-            }
-        }
-        left
-    }
-
     /// Takes lines of another node in.
-    pub fn keep(&self, batch: Batch) -> io::Result<()> {
+    pub fn keep(&self, batch: Batch<LogLine>) -> io::Result<()> {
         let logs = self.of_node(batch.node)?;
-        batch.lines.into_iter().try_for_each(|(agent, line)| logs.keep(agent, line))
+        batch.parcels.into_iter().try_for_each(|(agent, line)| logs.keep(agent, line))
     }
 
     fn of_node(&self, node: NodeId) -> io::Result<Arc<SegmentLogs>> {
@@ -203,26 +89,10 @@ impl CopiedLogs {
     }
 }
 
-/// How many of these lines one batch takes.
-fn first_batch(lines: &[(AgentId, LogLine)]) -> usize {
-    let mut bytes = 0;
-    let fits = |(_, line): &&(AgentId, LogLine)| {
-        bytes += weight(line);
-        bytes <= BATCH_BYTES
-    };
-    lines.iter().take_while(fits).count().max(1)
-}
-
-/// The node that keeps the copy of an agent's lines.
-fn keeper(peers: &NodePeers, agent: AgentId) -> Option<NodeId> {
-    takers(peers, &agent.to_string()).first().copied()
-}
-
 impl Logs for CopiedLogs {
     fn append(&self, agent: AgentId, line: LogLine) {
-        let placed = self.local.place(agent, line);
-        if let Some(placed) = placed.filter(|_| self.is_wanted.load(Relaxed)) {
-            lock(&self.waiting).push(agent, placed);
+        if let Some(placed) = self.local.place(agent, line) {
+            self.courier.push(agent, placed);
         }
     }
 
@@ -278,14 +148,14 @@ mod tests {
         log_line::plain(at, Channel::Stdout, "info", text.to_owned())
     }
 
-    fn batch(node: u128, places: std::ops::Range<u64>) -> Batch {
+    fn batch(node: u128, places: std::ops::Range<u64>) -> Batch<LogLine> {
         let lines = places.map(|place| {
             (
                 AGENT,
                 LogLine { sequence: place * 4096 + 7, ..line(place, &format!("{node} {place}")) },
             )
         });
-        Batch { node: NodeId(node), lines: lines.collect() }
+        Batch { node: NodeId(node), parcels: lines.collect() }
     }
 
     async fn copies(logs: &CopiedLogs, nodes: &[u128]) -> Vec<(u128, String)> {
@@ -314,31 +184,5 @@ mod tests {
         let logs = open(data.path());
         logs.forget(AGENT);
         assert!(copies(&logs, &[2, 3]).await.is_empty());
-    }
-
-    #[test]
-    fn a_batch_ends_before_it_is_too_long_and_has_a_line_at_least() {
-        let long = "x".repeat(BATCH_BYTES / 2 - LINE_BYTES);
-        let lines: Vec<_> = (0..5).map(|at| (AGENT, line(at, &long))).collect();
-        assert_eq!(first_batch(&lines), 2);
-        let longer = "x".repeat(BATCH_BYTES * 2);
-        assert_eq!(first_batch(&[(AGENT, line(1, &longer)), (AGENT, line(2, "x"))]), 1);
-    }
-
-    #[test]
-    fn lines_that_were_not_taken_wait_in_front_and_the_oldest_go() {
-        let mut waiting = Waiting::default();
-        let texts = |waiting: &Waiting| -> Vec<String> {
-            waiting.lines.iter().map(|(_, line)| line.message[..3].to_owned()).collect()
-        };
-        waiting.push(AGENT, line(3, "new"));
-        waiting.put_back(vec![(AGENT, line(1, "one")), (AGENT, line(2, "two"))]);
-        assert_eq!(texts(&waiting), ["one", "two", "new"]);
-        let rest = "x".repeat(WAITING_BYTES_MAX - 2 * LINE_BYTES - 3);
-        waiting.push(AGENT, line(4, &rest));
-        assert_eq!(texts(&waiting), ["new", "xxx"], "the oldest went");
-        assert_eq!(waiting.bytes, WAITING_BYTES_MAX);
-        waiting.put_back(vec![(AGENT, line(2, "two"))]);
-        assert_eq!(texts(&waiting), ["new", "xxx"], "there is no room for older ones");
     }
 }

@@ -17,13 +17,12 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFutu
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 
-use super::log_copies::LOG_COPIES_PATH;
 use crate::host::{OPERATE_PATH, Operation};
 
 /// How long another node may take to do what an operator wants of all.
 const OPERATED_WITHIN: Duration = Duration::from_secs(10);
-/// How long another node may take to keep lines of logs.
-const LINES_KEPT_WITHIN: Duration = Duration::from_secs(5);
+/// How long another node may take to keep copies.
+const KEPT_WITHIN: Duration = Duration::from_secs(5);
 /// Where actors of other nodes are asked.
 pub const ASK_PATH: &str = "/ask";
 
@@ -76,9 +75,9 @@ impl NodePeers {
         self.call(node, Class::Calls, OPERATE_PATH, question, OPERATED_WITHIN).await
     }
 
-    /// Gives lines of logs to another node, which keeps a copy.
-    pub async fn keep_lines(&self, node: NodeId, batch: Bytes) -> Result<(), PeerError> {
-        self.call(node, Class::Bulk, LOG_COPIES_PATH, batch, LINES_KEPT_WITHIN).await.map(drop)
+    /// Gives a batch to another node, which keeps a copy.
+    pub async fn keep(&self, node: NodeId, path: &str, batch: Bytes) -> Result<(), PeerError> {
+        self.call(node, Class::Bulk, path, batch, KEPT_WITHIN).await.map(drop)
     }
 
     async fn call(

@@ -1,6 +1,7 @@
 //! The clock and the dice of this machine: the only place that asks for them.
 
 use std::{
+    cell::RefCell,
     sync::LazyLock,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -29,6 +30,24 @@ impl Entropy for SystemDice {
     fn dice(&self) -> u128 {
         u128::from_be_bytes(random_bytes())
     }
+
+    fn id(&self) -> u128 {
+        NAMES.with_borrow_mut(|names| {
+            if names.is_empty() {
+                let bytes = random_bytes::<{ NAMES_AT_ONCE * 16 }>();
+                let (chunks, _) = bytes.as_chunks::<16>();
+                names.extend(chunks.iter().map(|bytes| u128::from_be_bytes(*bytes)));
+            }
+            names.pop().unwrap_or_else(|| self.dice())
+        })
+    }
+}
+
+/// Names that are thrown at once: each call to the system's generator costs as much as many of them.
+const NAMES_AT_ONCE: usize = 64;
+
+thread_local! {
+    static NAMES: RefCell<Vec<u128>> = const { RefCell::new(vec![]) };
 }
 
 /// Random bytes from the operating system.

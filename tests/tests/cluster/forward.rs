@@ -215,3 +215,38 @@ async fn what_an_agent_wrote_is_read_from_its_copy_when_its_node_is_gone() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn what_a_node_counted_is_counted_from_its_copy_when_it_is_gone() {
+    let mut cluster = Cluster::of(3);
+    let id = deploy(&cluster.customer(0), "who", WHO, 3).await;
+    for node in 0..3 {
+        for n in 0..10 * (node + 1) {
+            cluster.customer(node).invoke(&id, &json!({ "n": n })).await.data(200);
+        }
+    }
+    let counted = async |me: &Customer| -> (u64, u64) {
+        let series = me.get(&format!("/v1/agents/{id}/metrics")).await.data(200);
+        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+        let of = |figure: &Value| figure.as_u64().unwrap_or_default();
+        (of(&series["summary"]["requests"]), of(&agent["metrics"]["requests_24h"]))
+    };
+    let all_are_counted = async |me: &Customer| {
+        eventually("all calls are counted, each once", async || {
+            let found = counted(me).await;
+            if found == (60, 60) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+    };
+    all_are_counted(&cluster.customer(0)).await;
+    // A bucket is over after ten seconds, and goes to its keeper within a second.
+    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    for gone in [2, 1] {
+        cluster.kill(gone);
+        for other in 1..3 {
+            all_are_counted(&cluster.customer((gone + other) % 3)).await;
+        }
+        cluster.restart(&[gone]);
+        all_are_counted(&cluster.customer(gone)).await;
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! Each function reads the directory and answers with events, in the order of `decisions` §5.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -48,7 +48,7 @@ pub(crate) fn create(state: &Directory, agent: &Agent) -> Events {
     }
     let deployment = Wish::new(Trigger::Create).of(agent, agent.deployment, agent.created_at);
     Ok(vec![
-        Event::AgentCreated(Box::new(agent.clone())),
+        Event::AgentCreated(Arc::new(agent.clone())),
         Event::DeploymentQueued(Box::new(deployment)),
     ])
 }
@@ -76,7 +76,8 @@ pub(crate) fn update(
     agent.updated_at = at;
     agent.revision += 1;
     let respec = agent.spec != before.spec;
-    let mut events = vec![Event::AgentUpdated(Box::new(agent.clone()))];
+    let agent = Arc::new(agent);
+    let mut events = vec![Event::AgentUpdated(Arc::clone(&agent))];
     let is_up = agent.desired == Desired::Run && agent.status != Status::Failed;
     if respec && is_up {
         let image = reusable_image(state, &agent);
@@ -208,7 +209,7 @@ pub(crate) fn redeploy(
         agent.spec.source = source.clone();
         agent.updated_at = at;
         agent.revision += 1;
-        events.push(Event::AgentUpdated(Box::new(agent.clone())));
+        events.push(Event::AgentUpdated(Arc::new(agent.clone())));
     }
     let wish =
         Wish { strategy: asked.strategy, no_cache: asked.no_cache, ..Wish::new(Trigger::Redeploy) };

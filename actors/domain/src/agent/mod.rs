@@ -6,7 +6,7 @@ pub mod plan;
 pub mod rollout;
 pub mod source;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -205,7 +205,7 @@ impl Agent {
         self.spec = spec.clone();
         self.updated_at = at;
         self.revision += 1;
-        Some(DirectoryEvent::AgentUpdated(Box::new(self.clone())))
+        Some(DirectoryEvent::AgentUpdated(Arc::new(self.clone())))
     }
 
     /// The key under which its name is unique.

@@ -1,7 +1,7 @@
 //! One event on its way to one webhook: attempt by attempt, until the receiver has it or the schedule
 //! is over.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -456,10 +456,10 @@ impl Shard {
         self.delivered_until.put((until, row.id), row.webhook);
     }
 
-    pub(crate) fn keep_event(&mut self, event: &Occurrence) {
+    pub(crate) fn keep_event(&mut self, event: &Arc<Occurrence>) {
         let until = u128::from(event.at.plus(KEPT_FOR).millis());
         self.events_until.put((until, event.id), event.tenant.org);
-        self.events.put((event.tenant.org.0, event.id), event.clone());
+        self.events.put((event.tenant.org.0, event.id), Arc::clone(event));
     }
 
     /// Nothing is sent to a webhook that is gone.

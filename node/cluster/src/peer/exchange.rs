@@ -31,7 +31,7 @@ use super::{
 /// Where an exchange is opened.
 pub const EXCHANGE_PATH: &str = "/exchange";
 /// Longest question; a longer one is a request of its own.
-pub const QUESTION_BYTES_MAX: usize = 64 * 1024;
+pub const QUESTION_BYTES_MAX: usize = 256 * 1024;
 /// Questions of one exchange that are being answered.
 const ANSWERED_AT_ONCE: usize = 32_768;
 /// Questions and answers that wait to be sent.

@@ -38,7 +38,7 @@ use tokio::time::Instant;
 use super::{
     fatal,
     log::{GroupLog, LogFile},
-    machine::{GroupMachine, Listener},
+    machine::{GroupMachine, Listener, Progress},
     members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
     network::{PeerNetwork, Underway},
     state::{StateFile, StateSnapshot},
@@ -118,6 +118,8 @@ pub struct Snapshots {
     pub bytes: u64,
     /// Entries that stay for replicas that lag.
     pub kept: u64,
+    /// Bytes of log that these entries may have, but for those that a replica that answers still lacks.
+    pub kept_bytes: u64,
     /// Bytes of log that stay, at most, for a replica that answers and lags further than that.
     pub held: u64,
 }
@@ -136,7 +138,13 @@ impl Snapshots {
 
 impl Default for Snapshots {
     fn default() -> Self {
-        Self { entries: 10_000, bytes: 16 * 1024 * 1024, kept: 5000, held: 1024 * 1024 * 1024 }
+        Self {
+            entries: 10_000,
+            bytes: 16 * 1024 * 1024,
+            kept: 5000,
+            kept_bytes: 16 * 1024 * 1024,
+            held: 1024 * 1024 * 1024,
+        }
     }
 }
 
@@ -162,6 +170,7 @@ pub struct Group<M: Machine> {
     pub number: u16,
     pub(super) raft: Raft<TypeConfig, GroupMachine<M>>,
     replica: Replica<M>,
+    progress: Arc<Progress>,
     log: GroupLog,
     pub(super) shared: Shared,
     forwarder: Forwarder,
@@ -173,6 +182,8 @@ pub struct Group<M: Machine> {
     /// The newest term of this node in which it surely had every change from before.
     caught_up: AtomicU64,
     underway: Underway,
+    /// The snapshot behind which the log was cut last.
+    cut_behind: AtomicU64,
 }
 
 impl<M: Machine> Group<M> {
@@ -186,7 +197,7 @@ impl<M: Machine> Group<M> {
         hint: LeaderHint,
     ) -> io::Result<Self> {
         let machine = GroupMachine::<M>::open(number, &shared.state, listener)?;
-        let replica = machine.replica();
+        let (replica, progress) = (machine.replica(), machine.progress());
         let log = shared.log.group(number)?;
         let config = config(number, shared).map_err(io::Error::other)?;
         let underway = Underway::default();
@@ -213,6 +224,7 @@ impl<M: Machine> Group<M> {
             number,
             raft,
             replica,
+            progress,
             log,
             shared,
             forwarder,
@@ -222,6 +234,7 @@ impl<M: Machine> Group<M> {
             heard,
             caught_up: AtomicU64::new(NO_TERM),
             underway,
+            cut_behind: AtomicU64::new(0),
         })
     }
 
@@ -352,26 +365,7 @@ impl<M: Machine> Group<M> {
 
     /// Waits until an entry is applied here.
     pub(crate) async fn applied(&self, index: u64, until: Instant) -> bool {
-        let reached = |applied: Option<u64>| applied.is_some_and(|applied| applied >= index);
-        if reached(self.applied_index()) {
-            return true;
-        }
-        let mut progress = self.raft.watch_apply_progress();
-        let arrives = async {
-            while !reached(self.applied_index()) {
-                if progress.changed().await.is_err() {
-                    return false;
-                }
-            }
-            true
-        };
-        tokio::time::timeout_at(until, arrives).await.unwrap_or(false)
-    }
-
-    fn applied_index(&self) -> Option<u64> {
-        let progress = self.raft.watch_apply_progress();
-        let applied = progress.get();
-        applied.map(|id| id.index)
+        tokio::time::timeout_at(until, self.progress.wait(index)).await.is_ok()
     }
 
     /// Whether this node has a replica of the group.
@@ -465,6 +459,23 @@ impl<M: Machine> Group<M> {
         let entries = applied.saturating_sub(kept_from);
         if self.shared.snapshots.are_due(entries, self.log.grown_bytes(), || self.lag()) {
             self.snapshot().await;
+        }
+        self.cut(kept_from, metrics.last_log_index.unwrap_or(0)).await;
+    }
+
+    /// Cuts the log behind a new snapshot to as many bytes as may stay. Raft itself counts entries, of which five
+    /// thousand may be gigabytes.
+    async fn cut(&self, snapshot: u64, last: u64) {
+        if self.underway.any() || self.cut_behind.swap(snapshot, Relaxed) == snapshot {
+            return;
+        }
+        let Some(beyond) = self.log.beyond(self.shared.snapshots.kept_bytes) else { return };
+        let upto = beyond.min(snapshot).min(last.saturating_sub(self.lag()));
+        if upto == 0 {
+            return;
+        }
+        if let Err(error) = self.raft.trigger().purge_log(upto).await {
+            tracing::warn!(%error, group = self.number, "the log is not cut");
         }
     }
 
@@ -748,7 +759,8 @@ mod tests {
 
     #[test]
     fn the_log_is_not_cut_while_a_replica_needs_it() {
-        let snapshots = Snapshots { entries: 100, bytes: 1000, kept: 50, held: 5000 };
+        let snapshots =
+            Snapshots { entries: 100, bytes: 1000, kept: 50, held: 5000, ..Snapshots::default() };
         for (entries, bytes, lag, are_due) in [
             (0, 4000, 0, false),
             (99, 999, 0, false),

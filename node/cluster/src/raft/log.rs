@@ -288,7 +288,7 @@ impl Writer {
     }
 
     fn commit(&mut self, batch: &[Operation], is_last: bool) -> io::Result<()> {
-        let mut frame = Frame::default();
+        let mut frame = self.pen.frame();
         batch.iter().for_each(|operation| operation.write(&mut frame));
         for (group, bytes) in std::mem::take(&mut self.late) {
             frame.mark(group, COMMITTED, &bytes);
@@ -341,9 +341,13 @@ fn entry_key(group: u16, index: u64) -> [u8; 10] {
 }
 
 fn put_entry(frame: &mut Frame, group: u16, entry: &Entry) {
-    let bytes = codec::encode(entry);
-    let sum = checked::sum_of(&entry_key(group, entry.index()), &bytes);
-    frame.entry(group, entry.index(), &[&sum, &bytes]);
+    frame.entry_with(group, entry.index(), |bytes| {
+        let start = bytes.len() + checked::SUM_BYTES;
+        bytes.resize(start, 0);
+        codec::encode_onto(bytes, entry);
+        let sum = checked::sum_of(&entry_key(group, entry.index()), &bytes[start..]);
+        bytes[start - checked::SUM_BYTES..start].copy_from_slice(&sum);
+    });
 }
 
 fn decoded<T: DeserializeOwned>(key: &[u8], stored: &[u8]) -> io::Result<T> {
@@ -450,6 +454,11 @@ impl GroupLog {
         self.tail().grown
     }
 
+    /// The last entry that has so many bytes of log, and more, behind it; `None` if all entries have less.
+    pub fn beyond(&self, bytes: u64) -> Option<u64> {
+        self.file.wal.beyond(self.group, bytes)
+    }
+
     /// A snapshot is on its way: growth counts from here.
     pub fn forget_growth(&self) {
         self.tail().grown = 0;
@@ -478,7 +487,8 @@ impl GroupLog {
     }
 }
 
-fn size(entry: &Entry) -> usize {
+/// Bytes of what an entry proposes.
+pub(super) fn size(entry: &Entry) -> usize {
     match &entry.payload {
         EntryPayload::Normal(proposal) => proposal.0.len(),
         EntryPayload::Blank | EntryPayload::Membership(_) => 0,

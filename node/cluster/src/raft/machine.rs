@@ -4,9 +4,16 @@
 //! followers quiet and apply nothing.
 
 use std::{
+    collections::BTreeMap,
     io,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
 };
 
 use actors::ports::Replica;
@@ -21,6 +28,7 @@ use openraft::{
     entry::RaftEntry as _,
     storage::{EntryResponder, RaftStateMachine, Snapshot},
 };
+use tokio::sync::oneshot;
 
 use super::{
     fatal,
@@ -40,10 +48,76 @@ pub struct GroupMachine<M: Machine> {
     listener: Listener<M::Event>,
 }
 
+/// Up to where entries are applied, and who waits for that. Each waits for an entry of its own: whoever comes later is
+/// not woken for it.
+#[derive(Default)]
+pub struct Progress {
+    /// The number of the last applied entry.
+    index: AtomicU64,
+    waiting: Mutex<Waiting>,
+    next: AtomicU64,
+}
+
+/// Who waits, by the entry and a number of their own.
+type Waiting = BTreeMap<(u64, u64), oneshot::Sender<()>>;
+
+/// Whoever is not waiting any more has no place among those who are.
+struct Place<'p> {
+    progress: &'p Progress,
+    key: (u64, u64),
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.progress.waiting().remove(&self.key);
+    }
+}
+
+impl Progress {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything up to this entry is applied.
+    fn reach(&self, index: u64) {
+        let reached = {
+            let mut waiting = self.waiting();
+            self.index.store(index, Release);
+            let later = waiting.split_off(&(index.saturating_add(1), 0));
+            std::mem::replace(&mut *waiting, later)
+        };
+        for waits in reached.into_values() {
+            // Whoever waited may have given up.
+            let _ = waits.send(());
+        }
+    }
+
+    /// Returns once this entry is applied.
+    pub async fn wait(&self, index: u64) {
+        if self.index.load(Acquire) >= index {
+            return;
+        }
+        let key = (index, self.next.fetch_add(1, Relaxed));
+        let receiver = {
+            let mut waiting = self.waiting();
+            if self.index.load(Acquire) >= index {
+                return;
+            }
+            let (sender, receiver) = oneshot::channel();
+            waiting.insert(key, sender);
+            receiver
+        };
+        let _place = Place { progress: self, key };
+        // It is dropped only with the replica.
+        let _ = receiver.await;
+    }
+}
+
 /// The replica and how far it is; taken together under the replica's lock.
 struct Held<M> {
     group: u16,
     replica: Replica<M>,
+    progress: Arc<Progress>,
     applied: Mutex<Applied>,
     flushed: Mutex<Option<LogId>>,
     file: Arc<StateFile>,
@@ -61,9 +135,12 @@ impl<M: Machine> GroupMachine<M> {
         let applied = snapshot.applied()?.unwrap_or_default();
         load(&mut *replica.write(), group, file, &snapshot)?;
         let flushed = Mutex::new(applied.log);
+        let progress = Arc::new(Progress::default());
+        progress.reach(applied.log.map_or(0, |log| log.index));
         let held = Arc::new(Held {
             group,
             replica,
+            progress,
             applied: Mutex::new(applied),
             flushed,
             file: Arc::clone(file),
@@ -77,10 +154,17 @@ impl<M: Machine> GroupMachine<M> {
         self.held.replica.clone()
     }
 
+    /// How far it is, for whoever waits.
+    pub fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.held.progress)
+    }
+
     /// Applies entries under one lock and hands out what came of them.
     fn apply_batch(&self, batch: Vec<EntryResponder<TypeConfig>>) {
         let mut events = vec![];
         let mut answers = Vec::with_capacity(batch.len());
+        let bytes = batch.iter().map(|(entry, _)| super::log::size(entry) as u64).sum();
+        let reached;
         {
             let mut machine = self.held.replica.write();
             let mut applied = self.held.applied();
@@ -89,13 +173,16 @@ impl<M: Machine> GroupMachine<M> {
                 let answer = apply_one(&mut *machine, &mut applied, entry, &mut events);
                 answers.extend(responder.map(|responder| (responder, answer)));
             }
+            reached = applied.log;
         }
+        self.held.file.note_applied(bytes);
         if !events.is_empty() {
             (self.listener)(&events);
         }
         for (responder, answer) in answers {
             responder.send(answer);
         }
+        self.held.progress.reach(reached.map_or(0, |log| log.index));
     }
 }
 
@@ -270,6 +357,7 @@ impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
                     *held.applied() = applied.clone();
                     std::mem::replace(&mut *replica, machine)
                 };
+                held.progress.reach(applied.log.map_or(0, |log| log.index));
                 drop(before);
                 Ok(())
             };

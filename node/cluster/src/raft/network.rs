@@ -1,6 +1,7 @@
 //! How a group reaches its peers: small messages over an exchange, snapshots as a stream.
 
 use std::{
+    cell::Cell,
     future::Future,
     sync::{
         Arc,
@@ -121,7 +122,20 @@ impl RaftNetworkFactory<TypeConfig> for PeerNetwork {
 
 /// Frames between nodes of one release: compact, without names.
 pub fn pack<T: Serialize>(value: &T) -> Bytes {
-    Bytes::from(postcard::to_stdvec(value).expect("our own frames have only encodable fields"))
+    /// Room that a thread keeps; a longer frame gives its room back.
+    const SCRATCH_BYTES_MAX: usize = 256 * 1024;
+    thread_local! {
+        static SCRATCH: Cell<Vec<u8>> = const { Cell::new(vec![]) };
+    }
+    let mut scratch = SCRATCH.take();
+    scratch.clear();
+    let bytes = postcard::to_extend(value, scratch);
+    let bytes = bytes.expect("our own frames have only encodable fields");
+    let packed = Bytes::copy_from_slice(&bytes);
+    if bytes.capacity() <= SCRATCH_BYTES_MAX {
+        SCRATCH.set(bytes);
+    }
+    packed
 }
 
 /// Reads what [`pack`] wrote.

@@ -51,8 +51,12 @@ const ARRIVING: &str = "arriving-";
 /// The one table of all groups in files of earlier builds.
 const ROWS_OF_ALL: &str = "rows";
 
-/// How often changed rows are written.
-const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often changed rows are written: a row that changes often is written once for all of that, and one that is
+/// gone again by then not at all.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of applied entries after which they are written at once: until then their rows are in memory, and so much
+/// of them fits into the half of the page cache that may wait to be written.
+const FLUSH_BYTES: u64 = 2 * 1024 * 1024;
 
 /// How far a group's log was applied to its tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +102,8 @@ pub struct StateFile {
     stop: Mutex<bool>,
     wake: Condvar,
     arrivals: AtomicU64,
+    /// Bytes of entries that were applied since the last flush.
+    applied: AtomicU64,
 }
 
 impl StateFile {
@@ -118,6 +124,7 @@ impl StateFile {
             stop: Mutex::new(false),
             wake: Condvar::new(),
             arrivals: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
         });
         let flusher = Arc::downgrade(&file);
         match scribe {
@@ -158,8 +165,19 @@ impl StateFile {
     /// Sleeps until the next flush is due; says whether the flusher shall end.
     fn nap(&self) -> bool {
         let stop = lock(&self.stop);
-        let wake = self.wake.wait_timeout_while(stop, FLUSH_EVERY, |stop| !*stop);
+        let rests = |stop: &mut bool| !*stop && self.applied.load(Relaxed) < FLUSH_BYTES;
+        let wake = self.wake.wait_timeout_while(stop, FLUSH_EVERY, rests);
         *wake.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Entries of so many bytes were applied.
+    pub fn note_applied(&self, bytes: u64) {
+        let before = self.applied.fetch_add(bytes, Relaxed);
+        if before < FLUSH_BYTES && before + bytes >= FLUSH_BYTES {
+            // Behind the lock the flusher is either before its look at the bytes or asleep.
+            drop(lock(&self.stop));
+            self.wake.notify_all();
+        }
     }
 
     /// What tables there are, in order.
@@ -184,6 +202,7 @@ impl StateFile {
     /// Writes all changed rows of all groups in one durable transaction.
     pub fn flush(&self) {
         let _writing = lock(&self.writing);
+        self.applied.store(0, Relaxed);
         let groups: Vec<Arc<dyn Flush>> = lock(&self.groups).clone();
         let dirty: Vec<_> =
             groups.iter().filter_map(|group| Some((group, group.take()?))).collect();

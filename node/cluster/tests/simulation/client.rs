@@ -110,7 +110,7 @@ impl Client {
         let began = self.world.moment();
         let at = self.world.clock(self.number);
         // Its row waits in the directory's outbox and is carried to a shard from there.
-        let audit = Some(Box::new(row(CARRIED, value)));
+        let audit = Some(Arc::new(row(CARRIED, value)));
         let entry = Entry { claim, audit, ..Entry::new(at, kept(item, value)) };
         let answer = self.ledger.change_directory(entry).await;
         if self.told("keep", item, &answer) {
@@ -145,7 +145,7 @@ impl Client {
         self.world.wanted(place, item, item);
         let began = self.world.moment();
         let at = self.world.clock(self.number);
-        let told = shard::Command::Audit(vec![row(TOLD, item)]);
+        let told = shard::Command::Audit(vec![Arc::new(row(TOLD, item))]);
         let entry = Entry { claim, ..Entry::new(at, told) };
         let answer = self.ledger.change_shard(shard, entry).await;
         if self.told("tell", item, &answer) {

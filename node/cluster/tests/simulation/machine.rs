@@ -216,7 +216,13 @@ async fn open(world: &World, machine: &Machine, life: u64) -> io::Result<Arc<Raf
         founds: founder.then(|| machine.facts().peer_address),
         write_deadline: Duration::from_secs(5),
         timeouts: Timeouts::default(),
-        snapshots: Snapshots { entries: 60, bytes: 64 * 1024, kept: 10, held: 256 * 1024 },
+        snapshots: Snapshots {
+            entries: 60,
+            bytes: 64 * 1024,
+            kept: 10,
+            kept_bytes: 512,
+            held: 256 * 1024,
+        },
         seed,
     };
     let client = PeerClient::over(dial(), machine.raft_id(), book);

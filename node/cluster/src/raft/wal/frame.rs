@@ -81,6 +81,18 @@ fn short(length: usize) -> u32 {
 }
 
 impl Frame {
+    /// An empty one that uses the room of these bytes.
+    pub(super) fn within(mut bytes: Vec<u8>) -> Self {
+        bytes.clear();
+        bytes.resize(HEAD, 0);
+        Self { bytes, changes: vec![] }
+    }
+
+    /// Its bytes, whose room may be used again, and what it changes.
+    pub(super) fn apart(self) -> (Vec<u8>, Vec<Change>) {
+        (self.bytes, self.changes)
+    }
+
     /// Whether nothing was put into it.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
@@ -125,6 +137,18 @@ impl Frame {
         self.start(ENTRY, group, index);
         let (at, length) = self.put(parts);
         self.changes.push(Change::Entry { group, index, at, length });
+    }
+
+    /// Appends an entry, whose bytes are written behind those that are there.
+    pub fn entry_with(&mut self, group: u16, index: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        self.start(ENTRY, group, index);
+        let place = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 4]);
+        let at = self.bytes.len();
+        write(&mut self.bytes);
+        let length = short(self.bytes.len() - at);
+        self.bytes[place..at].copy_from_slice(&length.to_le_bytes());
+        self.changes.push(Change::Entry { group, index, at: short(at), length });
     }
 
     /// Sets a mark.

@@ -33,6 +33,10 @@ pub const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 const FILE_HEAD: u64 = 4096;
 /// Bytes of a segment's head.
 const SEGMENT_HEAD: u64 = 32;
+/// What a new segment is filled with at once.
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+/// Room for a frame that is kept for the next one; a longer one gives its room back.
+const SPARE_BYTES_MAX: usize = 256 * 1024;
 /// So many segments may be in use without a look at what for.
 const SEGMENTS_MIN: usize = 4;
 /// Less than this part of what is in use is needed: then the oldest segment is given up.
@@ -210,7 +214,7 @@ pub fn open(backend: impl StorageBackend, segment: u64) -> io::Result<Opened> {
     let mut wal = Wal { backend, form, map: RwLock::default() };
     recover(&mut wal)?;
     let wal = Arc::new(wal);
-    Ok(Opened { pen: Pen { wal: Arc::clone(&wal), left: vec![] }, wal })
+    Ok(Opened { pen: Pen { wal: Arc::clone(&wal), left: vec![], spare: vec![] }, wal })
 }
 
 impl Wal {
@@ -240,6 +244,19 @@ impl Wal {
         let Some(one) = map.groups.get(&group).filter(|_| from < until) else { return Ok(vec![]) };
         let places = one.entries.range(from..until);
         places.map(|(index, place)| Ok((*index, self.stored(&map, *place)?))).collect()
+    }
+
+    /// The last entry of a group behind which there are this many bytes of others; `None` if it has less.
+    pub fn beyond(&self, group: u16, bytes: u64) -> Option<u64> {
+        let map = self.map();
+        let (entries, mut behind) = (&map.groups.get(&group)?.entries, 0);
+        let mut newest_first = entries.iter().rev();
+        let found = newest_first.find(|(_, place)| {
+            let is_beyond = behind >= bytes;
+            behind += u64::from(place.length);
+            is_beyond
+        });
+        found.map(|(index, _)| *index)
     }
 
     fn stored(&self, map: &Map, place: Place) -> io::Result<Vec<u8>> {
@@ -325,9 +342,16 @@ impl Wal {
 pub struct Pen {
     wal: Arc<Wal>,
     left: Vec<Left>,
+    /// Room of the frame before.
+    spare: Vec<u8>,
 }
 
 impl Pen {
+    /// A frame to fill.
+    pub fn frame(&mut self) -> Frame {
+        Frame::within(std::mem::take(&mut self.spare))
+    }
+
     /// Writes a frame and syncs, unless that is not wanted. Readers see it from then on.
     ///
     /// After an error nothing more may be written: what the disk has is not known.
@@ -354,10 +378,14 @@ impl Pen {
         let released = std::mem::take(&mut map.released);
         map.free.extend(released);
         map.end = end;
-        frame.changes.into_iter().for_each(|change| map.apply(at, change));
+        let (bytes, changes) = frame.apart();
+        changes.into_iter().for_each(|change| map.apply(at, change));
         if is_longer {
             map.release(form);
             self.left = map.rest_of_oldest(form);
+        }
+        if bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare = bytes;
         }
         Ok(())
     }
@@ -417,8 +445,13 @@ impl Pen {
     fn grow(&self, map: &mut Map) -> io::Result<u64> {
         let (form, slot) = (self.wal.form, map.slots);
         self.wal.backend.set_len(form.slot(slot + 1))?;
-        let zeros = vec![0; usize::try_from(form.segment).map_err(io::Error::other)?];
-        self.wal.backend.write(form.slot(slot), &zeros)?;
+        let mut done = 0;
+        while done < form.segment {
+            let part = (ZEROS.len() as u64).min(form.segment - done);
+            let part = usize::try_from(part).map_err(io::Error::other)?;
+            self.wal.backend.write(form.slot(slot) + done, &ZEROS[..part])?;
+            done += part as u64;
+        }
         map.slots += 1;
         Ok(slot)
     }
@@ -479,6 +512,28 @@ mod tests {
 
     fn text(group: u16, index: u64) -> Vec<u8> {
         format!("entry {index} of {group} ").repeat(usize::from(group)).into_bytes()
+    }
+
+    #[test]
+    fn what_lies_beyond_so_many_bytes_is_told() {
+        let Opened { wal, mut pen } = open(Memory::default(), SEGMENT).expect("opens");
+        assert_eq!(wal.beyond(1, 0), None, "an empty log has nothing");
+        for index in 1..=5 {
+            let mut frame = Frame::default();
+            frame.entry(1, index, &[&[0; 100]]);
+            frame.entry(2, index, &[&[0; 900]]);
+            pen.write(frame, true).expect("written");
+        }
+        for (bytes, last) in [
+            (0, Some(5)),
+            (1, Some(4)),
+            (100, Some(4)),
+            (101, Some(3)),
+            (400, Some(1)),
+            (401, None),
+        ] {
+            assert_eq!(wal.beyond(1, bytes), last, "{bytes}");
+        }
     }
 
     fn appended(pen: &mut Pen, group: u16, index: u64) {

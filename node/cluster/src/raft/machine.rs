@@ -372,3 +372,29 @@ impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
         self.get_snapshot_builder().await.build().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_waits_for_an_entry_of_their_own_and_leaves_no_place_behind() {
+        let progress = Arc::new(Progress::default());
+        progress.reach(3);
+        progress.wait(3).await;
+        let waits = |index| {
+            let progress = Arc::clone(&progress);
+            tokio::spawn(async move { progress.wait(index).await })
+        };
+        let (five, nine) = (waits(5), waits(9));
+        while progress.waiting().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        progress.reach(7);
+        five.await.expect("it was reached");
+        assert!(!nine.is_finished());
+        nine.abort();
+        nine.await.expect_err("it gave up");
+        assert!(progress.waiting().is_empty());
+    }
+}

@@ -96,7 +96,7 @@ fn a_node_keeps_no_memory_that_it_does_not_use_for_long() {
         node.wait().expect("it ends");
         said(&environment).split('\0').find(|one| one.starts_with("MIMALLOC")).map(str::to_owned)
     };
-    assert_eq!(begun_with(&[]).as_deref(), Some("MIMALLOC_PURGE_DELAY=50"));
+    assert_eq!(begun_with(&[]).as_deref(), Some("MIMALLOC_PURGE_DELAY=20"));
     let own = [("MIMALLOC_PURGE_DELAY", "500")];
     assert_eq!(
         begun_with(&own).as_deref(),

@@ -539,13 +539,9 @@ pub struct NoSeries;
 impl Series for NoSeries {
     fn put(&self, _: AgentId, _: Timestamp, _: Vec<u8>) {}
 
-    fn range(&self, _: AgentId, _: Timestamp, _: Timestamp) -> Vec<(Timestamp, Vec<u8>)> {
-        vec![]
-    }
-
-    fn copies(
+    fn range(
         &self,
-        _: NodeId,
+        _: Option<NodeId>,
         _: AgentId,
         _: Timestamp,
         _: Timestamp,

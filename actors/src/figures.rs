@@ -14,8 +14,8 @@ use crate::{ask::Figures, root::lock};
 
 /// How long what was said counts.
 const GOOD_FOR: Duration = Duration::from_millis(500);
-/// How long whoever asks may take.
-const ANSWERED_WITHIN: Duration = Duration::from_millis(250);
+/// How long other nodes may take for what an object shows beside its record (`decisions` §4).
+pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_millis(250);
 /// Agents that are remembered at most.
 const AGENTS_MAX: usize = 10_000;
 

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use domain::{NodeId, node::NodeStatus};
+use domain::{
+    NodeId,
+    node::{Node, NodeStatus},
+};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
@@ -27,10 +30,10 @@ impl World {
 
     /// Those of them that do not answer, or belong no more: who keeps copies speaks for them.
     pub fn silent(&self) -> Vec<NodeId> {
-        let others = self.others();
-        let mut ever = self.ever();
-        ever.retain(|node| !others.contains(node));
-        ever
+        let directory = self.directory().read();
+        let rows = directory.nodes.rows().filter(|(id, _)| **id != self.node_id);
+        let answers = |id, node: &Node| node.is_member() && self.ports.peers.is_alive(id);
+        rows.filter(|(id, node)| !answers(**id, node)).map(|(id, _)| *id).collect()
     }
 
     /// The node that keeps something of this name in memory for all; `None` if it is this one. Members that

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -16,6 +16,8 @@ use hdrhistogram::{
     serialization::{Deserializer, Serializer as _, V2Serializer},
 };
 use serde::{Deserialize, Serialize};
+
+use crate::root::lock;
 
 /// Length of a bucket.
 pub const BUCKET: Duration = Duration::from_secs(10);
@@ -355,7 +357,7 @@ fn floor(at: Timestamp, step: Duration) -> Timestamp {
 
 impl Meter {
     fn counted(&self) -> MutexGuard<'_, Counted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Counts a call.
@@ -446,7 +448,7 @@ pub struct CopiedMeters(Mutex<HashMap<NodeId, Arc<Meter>>>);
 
 impl CopiedMeters {
     fn kept(&self) -> MutexGuard<'_, HashMap<NodeId, Arc<Meter>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// What this node counted.

@@ -625,17 +625,10 @@ pub trait Series: Send + Sync + 'static {
     /// Keeps a bucket that began at `at`.
     fn put(&self, agent: domain::AgentId, at: Timestamp, bucket: Vec<u8>);
     /// The buckets that began in `from..to`, oldest first: of ten seconds in the last day, of five
-    /// minutes in the 30 days before.
+    /// minutes in the 30 days before. Those of this node, or copies of another one's, as far as they are kept here.
     fn range(
         &self,
-        agent: domain::AgentId,
-        from: Timestamp,
-        to: Timestamp,
-    ) -> Vec<(Timestamp, Vec<u8>)>;
-    /// The same of another node, as far as copies of its buckets are kept here.
-    fn copies(
-        &self,
-        node: domain::NodeId,
+        node: Option<domain::NodeId>,
         agent: domain::AgentId,
         from: Timestamp,
         to: Timestamp,

@@ -48,7 +48,7 @@ const TARGET_CHARS_MAX: usize = 256;
 
 /// A row, who waits for it, and its place among those that wait.
 struct Written {
-    row: Audited,
+    row: Arc<Audited>,
     told: oneshot::Sender<()>,
     _place: OwnedSemaphorePermit,
 }
@@ -85,7 +85,8 @@ impl Journal {
             );
             return;
         };
-        let sent = self.rows.send(Written { row, told, _place: place }).await.is_ok();
+        let sent =
+            self.rows.send(Written { row: Arc::new(row), told, _place: place }).await.is_ok();
         let waited = tokio::time::timeout(ANSWERED_WITHIN, written).await;
         if !sent || !matches!(waited, Ok(Ok(()))) {
             tracing::warn!(action, target, "a change is not yet in the audit log");
@@ -119,7 +120,7 @@ async fn write(service: Service, mut waiting: mpsc::Receiver<Written>) {
 /// twice is written once.
 async fn write_of(service: Service, org: OrgId, rows: Vec<Written>) {
     let until = Instant::now() + WRITTEN_FOR;
-    let all: Vec<Arc<Audited>> = rows.iter().map(|row| Arc::new(row.row.clone())).collect();
+    let all: Vec<Arc<Audited>> = rows.iter().map(|row| Arc::clone(&row.row)).collect();
     while let Err(error) = service.audit(org, all.clone()).await {
         if Instant::now() >= until {
             tracing::error!(%org, rows = all.len(), %error, "changes are not in the audit log");

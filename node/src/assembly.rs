@@ -52,6 +52,7 @@ use crate::{
         log_copies::CopiedLogs,
         logs::{Retention, SegmentLogs},
         metrics::Metrics,
+        peers::NodePeers,
         process::ProcessRuntime,
         series::SledSeries,
         series_copies::CopiedSeries,
@@ -166,6 +167,19 @@ impl Adapters {
     }
 }
 
+impl Adapters {
+    /// From now on there are others, who keep copies.
+    fn connect(&self, peers: &Arc<NodePeers>, tasks: &mut Tasks) {
+        self.blobs.connect(Arc::clone(peers));
+        self.runtime.carrier.connect(Arc::clone(peers));
+        self.logs.courier.connect(Arc::clone(peers));
+        self.series.courier.connect(Arc::clone(peers));
+        let (logs, series) = (Arc::clone(&self.logs), Arc::clone(&self.series));
+        tasks.spawn("copies of logs", async move { logs.courier.run().await });
+        tasks.spawn("copies of series", async move { series.courier.run().await });
+    }
+}
+
 /// Where a node is started.
 pub struct Place<'a> {
     /// Its folder.
@@ -264,14 +278,8 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let isolation = adapters.runtime.process.isolation().layers.clone();
     tasks.spawn("the runtime", tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn("series and logs", prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
-    adapters.blobs.connect(Arc::clone(&reach.peers));
-    adapters.logs.courier.connect(Arc::clone(&reach.peers));
-    adapters.series.courier.connect(Arc::clone(&reach.peers));
+    adapters.connect(&reach.peers, &mut tasks);
     let (logs, series) = (Arc::clone(&adapters.logs), Arc::clone(&adapters.series));
-    tasks.spawn("copies of logs", async move { logs.courier.run().await });
-    tasks.spawn("copies of series", async move { series.courier.run().await });
-    let (logs, series) = (Arc::clone(&adapters.logs), Arc::clone(&adapters.series));
-    adapters.runtime.carrier.connect(Arc::clone(&reach.peers));
     let blobs = Arc::clone(&adapters.blobs);
     let backups = open_backups(&data, &adapters, &ledger, &reach, &keys)?;
     let settings = Settings { public_url: base_url.clone(), ..config.actors() };

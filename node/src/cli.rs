@@ -67,7 +67,8 @@ enum Command {
 const QUIET: &str = "warn,openraft=error,openraft::core::heartbeat=off,openraft::raft::raft_inner=off,poem=error,rustls_platform_verifier=off";
 
 /// How many milliseconds the allocator keeps pages that nobody uses. After its own default, a second, a node that is
-/// busy with jobs holds some 25 MiB more; with half of this, changes of a cluster take several percent more of the processors.
+/// busy with jobs holds some 25 MiB more; with half of this, changes of a cluster take several percent more of the
+/// processors.
 const PURGE_DELAY: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "20");
 
 /// Runs the command that the arguments name.

@@ -367,13 +367,7 @@ impl NodeHost {
             return keep(request, move |batch| logs.keep(batch)).await;
         }
         if path == ClosedBucket::PATH {
-            let (series, world) = (Arc::clone(&self.series), Arc::clone(&self.world));
-            return keep(request, move |mut batch: Batch<ClosedBucket>| {
-                // Of an agent that is gone nothing comes to be forgotten any more.
-                batch.parcels.retain(|(id, _)| world.directory().read().agents.contains(id));
-                series.keep(batch, &world.copied)
-            })
-            .await;
+            return keep(request, move |batch| self.keep_series(batch)).await;
         }
         if path == OPERATE_PATH {
             let bytes = body(request, REQUEST_BYTES_MAX).await.unwrap_or_default();
@@ -383,6 +377,15 @@ impl NodeHost {
             };
         }
         status(StatusCode::NOT_FOUND)
+    }
+
+    /// What another node counted; of an agent that is gone nothing, since nobody would forget it any more.
+    fn keep_series(&self, mut batch: Batch<ClosedBucket>) -> sled::Result<()> {
+        {
+            let directory = self.world.directory().read();
+            batch.parcels.retain(|(id, _)| directory.agents.contains(id));
+        }
+        self.series.keep(batch, &self.world.copied)
     }
 
     /// A question of another node's actors.

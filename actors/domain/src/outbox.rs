@@ -250,9 +250,13 @@ fn text(data: &impl Serialize) -> String {
     serde_json::to_string(data).expect("a JSON value writes JSON")
 }
 
+fn with_data(agent: &Agent, kind: Kind, data: &impl Serialize) -> Happening {
+    Happening { tenant: agent.tenant, kind, data: text(data), agent: Some(agent.id) }
+}
+
 fn about(agent: &Agent, kind: Kind, more: Value) -> Happening {
-    let data = text(&joined(json!({ "agent_id": agent.id, "agent_name": agent.name }), more));
-    Happening { tenant: agent.tenant, kind, data, agent: Some(agent.id) }
+    let who = json!({ "agent_id": agent.id, "agent_name": agent.name });
+    with_data(agent, kind, &joined(who, more))
 }
 
 fn version_of(agent: &Agent) -> Value {
@@ -341,26 +345,26 @@ fn rolled_back(agent: &Agent, id: crate::DeploymentId, error: Option<&Failure>) 
     ]
 }
 
-/// What is told of an agent whose record changed, and of nothing more often. Members stand as they do in every object
-/// that is told.
+/// What is told of an agent whose record changed: so often that it is written without a [`Value`]. Its members are in
+/// order, as those of a [`Value`] are.
 #[derive(Serialize)]
 struct Standing<'a> {
     agent_id: AgentId,
     agent_name: &'a str,
     cloud_id: CloudId,
     status: &'static str,
-    version: Option<String>,
+    version: Value,
 }
 
 fn standing(agent: &Agent, kind: Kind) -> Happening {
-    let data = text(&Standing {
+    let data = Standing {
         agent_id: agent.id,
         agent_name: &agent.name,
         cloud_id: agent.cloud_id,
         status: agent.status.as_str(),
-        version: agent.version.map(|version| version.to_string()),
-    });
-    Happening { tenant: agent.tenant, kind, data, agent: Some(agent.id) }
+        version: version_of(agent),
+    };
+    with_data(agent, kind, &data)
 }
 
 /// What events of the directory tell, seen before they take effect.

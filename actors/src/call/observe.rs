@@ -14,13 +14,12 @@ use tokio::time::Instant;
 use super::Service;
 use crate::{
     ask::{Ask, Figures, Told},
+    figures::ANSWERED_WITHIN,
     meter::{self, Bucket, Summary, Totals},
     ports::{LogLine, LogQuery},
     route::Health,
 };
 
-/// How long other nodes may take for what an object shows beside its record (`decisions` §4).
-const FIGURES_WITHIN: Duration = Duration::from_millis(250);
 /// How long other nodes may take for pages of logs and metrics.
 const PAGE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -87,7 +86,7 @@ impl Service {
         }
         let ask = Ask::Figures { agents: unknown.clone(), silent: silent.to_vec() };
         let asked = Instant::now();
-        let told = self.world.ask_all(others, &ask, FIGURES_WITHIN).await;
+        let told = self.world.ask_all(others, &ask, ANSWERED_WITHIN).await;
         let mut said = vec![];
         for (_, told) in told {
             if let Told::Figures(figures) = told {
@@ -142,9 +141,10 @@ impl Service {
         let MetricsRange { from, to, step } = range;
         let world = Arc::clone(&self.world);
         let read = tokio::task::spawn_blocking(move || {
-            let series = &world.ports.series;
-            let copies = silent.into_iter().map(|node| series.copies(node, agent, from, to));
-            copies.fold(series.range(agent, from, to), |all, copies| [all, copies].concat())
+            let nodes = std::iter::once(None).chain(silent.into_iter().map(Some));
+            nodes
+                .flat_map(|node| world.ports.series.range(node, agent, from, to))
+                .collect::<Vec<_>>()
         });
         let kept = read.await.unwrap_or_default();
         let open = self.world.meter.open(agent).filter(|(at, _)| *at >= from && *at < to);

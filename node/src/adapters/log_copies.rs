@@ -23,7 +23,7 @@ use super::{
 };
 
 /// The folder of a node with the copies that it keeps.
-pub const FOLDER: &str = "log-copies";
+const FOLDER: &str = "log-copies";
 /// Bytes that a line has beside its texts, about.
 const LINE_BYTES: usize = 256;
 

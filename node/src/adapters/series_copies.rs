@@ -95,18 +95,14 @@ impl Series for CopiedSeries {
         self.courier.push(agent, ClosedBucket { at, counted: Bytes::from(bucket) });
     }
 
-    fn range(&self, agent: AgentId, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, Vec<u8>)> {
-        self.local.range(None, agent, from, to)
-    }
-
-    fn copies(
+    fn range(
         &self,
-        node: NodeId,
+        node: Option<NodeId>,
         agent: AgentId,
         from: Timestamp,
         to: Timestamp,
     ) -> Vec<(Timestamp, Vec<u8>)> {
-        self.local.range(Some(node), agent, from, to)
+        self.local.range(node, agent, from, to)
     }
 
     fn forget(&self, agent: AgentId) {
@@ -145,7 +141,7 @@ mod tests {
             for (nodes, wanted) in [(vec![], 0), (vec![2], 3), (vec![2, 3], 7), (vec![9], 0)] {
                 let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
                 let copies = nodes.iter().flat_map(|node| {
-                    series.copies(*node, AGENT, at.minus(actors::meter::BUCKET), later)
+                    series.range(Some(*node), AGENT, at.minus(actors::meter::BUCKET), later)
                 });
                 let read = copies.filter_map(|(_, bytes)| actors::meter::Bucket::read(&bytes));
                 assert_eq!(read.map(|bucket| bucket.requests).sum::<u64>(), wanted, "{nodes:?}");
@@ -153,7 +149,7 @@ mod tests {
                 assert_eq!(totals.map(|totals| totals.requests).sum::<u64>(), wanted, "{nodes:?}");
             }
             assert!(
-                series.range(AGENT, at.minus(actors::meter::BUCKET), later).is_empty(),
+                series.range(None, AGENT, at.minus(actors::meter::BUCKET), later).is_empty(),
                 "they are not its own"
             );
         };
@@ -172,6 +168,6 @@ mod tests {
         check(&series, &meters);
         assert_eq!(own.totals(AGENT, now).requests, 0);
         series.forget(AGENT);
-        assert!(series.copies(NodeId(2), AGENT, at, later).is_empty());
+        assert!(series.range(Some(NodeId(2)), AGENT, at, later).is_empty());
     }
 }

@@ -136,7 +136,7 @@ impl<M: Machine> GroupMachine<M> {
         load(&mut *replica.write(), group, file, &snapshot)?;
         let flushed = Mutex::new(applied.log);
         let progress = Arc::new(Progress::default());
-        progress.reach(applied.log.map_or(0, |log| log.index));
+        progress.reach(applied.index());
         let held = Arc::new(Held {
             group,
             replica,
@@ -173,7 +173,7 @@ impl<M: Machine> GroupMachine<M> {
                 let answer = apply_one(&mut *machine, &mut applied, entry, &mut events);
                 answers.extend(responder.map(|responder| (responder, answer)));
             }
-            reached = applied.log;
+            reached = applied.index();
         }
         self.held.file.note_applied(bytes);
         if !events.is_empty() {
@@ -182,7 +182,7 @@ impl<M: Machine> GroupMachine<M> {
         for (responder, answer) in answers {
             responder.send(answer);
         }
-        self.held.progress.reach(reached.map_or(0, |log| log.index));
+        self.held.progress.reach(reached);
     }
 }
 
@@ -357,7 +357,7 @@ impl<M: Machine> RaftStateMachine<TypeConfig> for GroupMachine<M> {
                     *held.applied() = applied.clone();
                     std::mem::replace(&mut *replica, machine)
                 };
-                held.progress.reach(applied.log.map_or(0, |log| log.index));
+                held.progress.reach(applied.index());
                 drop(before);
                 Ok(())
             };

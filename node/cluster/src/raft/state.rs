@@ -67,6 +67,13 @@ pub struct Applied {
     pub membership: Membership,
 }
 
+impl Applied {
+    /// The number of the last applied entry; 0 before the first.
+    pub fn index(&self) -> u64 {
+        self.log.map_or(0, |log| log.index)
+    }
+}
+
 /// What one group hands to the flusher: its changes, and how far they go.
 pub struct Dirty {
     /// Changed rows.

@@ -35,6 +35,7 @@ pub mod minute;
 pub mod payload;
 pub mod ports;
 pub mod relay;
+pub mod replica;
 pub mod root;
 pub mod route;
 pub mod seal;

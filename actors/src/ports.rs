@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
 };
 
 use domain::{
@@ -16,34 +16,7 @@ use domain::{
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// The copy of a machine on this node. Readers see whole entries; the one writer is whoever applies
-/// the log.
-pub struct Replica<M>(Arc<RwLock<M>>);
-
-impl<M> Clone for Replica<M> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<M: Default> Default for Replica<M> {
-    fn default() -> Self {
-        Self(Arc::new(RwLock::new(M::default())))
-    }
-}
-
-impl<M> Replica<M> {
-    /// The state as of the last applied entry. Never held across an `await`.
-    pub fn read(&self) -> RwLockReadGuard<'_, M> {
-        // A writer that panics ends the process, so a poisoned lock is not seen.
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// For the one who applies the log.
-    pub fn write(&self) -> RwLockWriteGuard<'_, M> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use crate::replica::Replica;
 
 /// Why a proposal has no answer.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -22,9 +22,10 @@ use crate::{
     meter::{CopiedMeters, Meter},
     minute::Minutes,
     ports::{
-        Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Replica,
-        Runtime, Series, Snapshots,
+        Blobs, Clock, ClusterView, Entropy, Ledger, Logs, Outbound, Peers, ProposeError, Runtime,
+        Series, Snapshots,
     },
+    replica::Replica,
     root::Watch,
     route::Routes,
     seal::Keychain,

@@ -292,16 +292,17 @@ impl NodeHost {
     fn status(&self) -> Value {
         let cluster = &self.world.ports.cluster;
         let failure_tolerance = failure_tolerance(&cluster.groups(), &cluster.alive());
-        let leader = self.leader();
-        let directory = self.world.directory().read();
-        let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
-        let alive = members.filter(|(_, node)| self.alive.has(node.facts.raft_id));
+        let members: Vec<u64> = {
+            let directory = self.world.directory().read();
+            let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
+            members.map(|(_, node)| node.facts.raft_id).collect()
+        };
         json!({
             "node_id": self.world.node_id,
             "settled": self.ledger.is_settled(),
-            "alive": alive.count(),
-            "members": directory.members().len(),
-            "leader": leader,
+            "alive": members.iter().filter(|id| self.alive.has(**id)).count(),
+            "members": members.len(),
+            "leader": self.leader(),
             "failure_tolerance": failure_tolerance,
         })
     }

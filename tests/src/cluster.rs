@@ -5,7 +5,7 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
-    sync::{Condvar, Mutex, PoisonError},
+    sync::{Condvar, Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -99,10 +99,24 @@ pub(crate) fn see_off(child: &mut Child) {
     let _ = child.wait();
 }
 
+/// How long a start may take on a machine that does much else.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+
+/// What a started program says first, when it is ready; one that isn't in time is killed.
 pub(crate) fn first_line(child: &mut Child) -> Value {
     let out = child.stdout.take().expect("its output is ours");
-    let mut line = String::new();
-    BufReader::new(out).read_line(&mut line).expect("it says that it is ready");
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(out).read_line(&mut line);
+        // Nobody listens any more when it comes too late.
+        let _ = tell.send(read.map(|_| line));
+    });
+    let Ok(line) = told.recv_timeout(READY_WITHIN) else {
+        let _ = child.kill();
+        panic!("no node was ready after {READY_WITHIN:?}");
+    };
+    let line = line.expect("its output can be read");
     let ready = serde_json::from_str(&line);
     ready.unwrap_or_else(|error| panic!("not the line of a ready node: {line:?}: {error}"))
 }

@@ -9,6 +9,9 @@ use tokio::time::Instant;
 
 use crate::source;
 
+/// The longest that any call of a story takes, streams to their end among them.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(300);
+
 /// One answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -73,6 +76,7 @@ impl Customer {
         let authority = reqwest::Certificate::from_pem(&pem).expect("a certificate");
         let build = |http1: bool| {
             let builder = Client::builder().tls_certs_only([authority.clone()]);
+            let builder = builder.timeout(ANSWERED_WITHIN);
             // Where a page sends a browser is for the story to see.
             let builder = builder.redirect(reqwest::redirect::Policy::none());
             let builder = if http1 { builder.http1_only() } else { builder };

@@ -1,7 +1,6 @@
 //! A node as its operator has it: `roost dev --json` in a process of its own.
 
 use std::{
-    io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -54,11 +53,8 @@ fn spawn(data: &Path, settings: &[(String, String)], says: Stdio) -> (Child, Val
     command.envs(settings.iter().map(|(k, v)| (k, v)));
     command.stdout(Stdio::piped()).stdin(Stdio::null());
     let mut child = command.spawn().expect("the node starts");
-    let out = child.stdout.take().expect("its output is ours");
-    let mut line = String::new();
-    BufReader::new(out).read_line(&mut line).expect("it says that it is ready");
-    let ready = serde_json::from_str(&line);
-    (child, ready.unwrap_or_else(|error| panic!("not the line of `dev --json`: {line:?}: {error}")))
+    let ready = crate::cluster::first_line(&mut child);
+    (child, ready)
 }
 
 pub(crate) fn text(value: &Value) -> String {

@@ -34,7 +34,8 @@ pub use webhooks::Recovery;
 use crate::{
     invocation::CallError,
     payload::PayloadError,
-    ports::{BlobError, ProposeError, Replica},
+    ports::{BlobError, ProposeError},
+    replica::Replica,
     seal::Sealer,
     world::World,
 };

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use actors::ports::{Contact, Ledger, Observer, ProposeError, Replica};
+use actors::{
+    ports::{Contact, Ledger, Observer, ProposeError},
+    replica::Replica,
+};
 use domain::{
     NodeId, Timestamp,
     directory::{self, Directory},

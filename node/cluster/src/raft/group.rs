@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use actors::ports::{ProposeError, Replica};
+use actors::{ports::ProposeError, replica::Replica};
 use bytes::Bytes;
 use domain::{
     codec,

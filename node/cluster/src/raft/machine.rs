@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use actors::ports::Replica;
+use actors::replica::Replica;
 use domain::{
     codec,
     machine::{self, Machine},

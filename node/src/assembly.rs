@@ -69,6 +69,7 @@ use crate::{
     keys::Keys,
     masters::{self, Masters},
     reach::{OpenPeers, Reach, gossip, listen, open_peers},
+    starting::Starting,
     steward,
     tasks::Tasks,
 };
@@ -129,8 +130,10 @@ impl Adapters {
         identity: &NodeIdentity,
         config: &Config,
         program: &Path,
+        starting: &Starting,
     ) -> anyhow::Result<Self> {
         let node = identity.node_id;
+        starting.next("trying what isolation this machine has");
         let isolation = Isolation::probe(program, data, &format!("roost-{node}"));
         let missing: Vec<_> =
             config.runtime.minimum_isolation.iter().filter(|layer| !isolation.has(layer)).collect();
@@ -138,6 +141,7 @@ impl Adapters {
             missing.is_empty(),
             "this machine lacks isolation that runtime.minimum_isolation asks for: {missing:?}"
         );
+        starting.next("clearing away what an earlier life left behind");
         let ports = config.runtime.port_first..=config.runtime.port_last;
         let process = ProcessRuntime::open(data, isolation, ports)
             .context("what an earlier life left behind could not be cleared away")?;
@@ -148,7 +152,9 @@ impl Adapters {
         let fetcher = Arc::new(Fetcher { blobs: Arc::clone(&blobs), git });
         let builder =
             Builder::new(data, Arc::clone(&fetcher), Arc::clone(&process), config.ca_bundle());
+        starting.next("asking for a Docker engine");
         let docker = Arc::new(DockerRuntime::open(data, node, config.docker(), fetcher).await?);
+        starting.next("opening logs and series");
         let carrier = Carrier::new(data, Arc::clone(&docker));
         let retention =
             Retention { bytes: config.logs.megabytes * 1024 * 1024, age: config.logs.keep.0 };
@@ -219,7 +225,7 @@ struct Ground {
 }
 
 impl Ground {
-    async fn open(place: &Place<'_>, config: &Config) -> anyhow::Result<Self> {
+    async fn open(place: &Place<'_>, config: &Config, starting: &Starting) -> anyhow::Result<Self> {
         let folder = place.data.display();
         let program = std::env::current_exe().context("this program can't be found")?;
         let mut identity = NodeIdentity::read(place.data)?.with_context(|| {
@@ -230,7 +236,8 @@ impl Ground {
         let lock = folder::lock(&data)?;
         let keys = Keys::open(&data.join("keys"))?;
         let authority = Authority::open(&data.join("keys"))?;
-        let adapters = Adapters::open(&data, &identity, config, &program).await?;
+        let adapters = Adapters::open(&data, &identity, config, &program, starting).await?;
+        starting.next("listening");
         let door = listen(place.clients, "--port").await?;
         let peers = open_peers(&data, &mut identity, place, &authority).await?;
         let host = identity.peer_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
@@ -242,10 +249,12 @@ impl Ground {
 
 /// Starts the node that `data` belongs to. It is ready on return.
 pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node> {
+    let starting = Starting::with("opening the data folder");
     let Ground { data, lock, mut identity, keys, authority, adapters, door, peers, base_url, tls } =
-        Ground::open(&place, config).await?;
+        Ground::open(&place, config, &starting).await?;
     let ca_cert = tls.authority.clone();
     let watch = Watch::new(config.actors().builds);
+    starting.next("opening the replicated log");
     let ledger = open_ledger(&data, &mut identity, config, &watch, &peers).await?;
     let port = PeerPort::new(Arc::clone(&ledger));
     let (stop, stopped) = watch::channel(false);
@@ -271,10 +280,14 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
         taken_out.send_replace(true);
     });
     // First of all the others must know where this node is.
+    starting.next("telling a majority of the cluster where this node is");
     register(&ledger, facts(&identity, &base_url, config, &runtime)).await?;
+    starting.next("waiting until every shard has a leader");
     ledger.ready().await;
     masters::check(&ledger, &keys.masters)?;
+    starting.next("writing what a new cluster begins with");
     let secrets = bootstrap(&ledger, &identity, &keys, config, &runtime).await?;
+    starting.next("starting the actors");
     let isolation = adapters.runtime.process.isolation().layers.clone();
     tasks.spawn("the runtime", tend(Arc::clone(&runtime), Arc::clone(&ledger)));
     tasks.spawn("series and logs", prune(Arc::clone(&adapters.series), Arc::clone(&adapters.logs)));
@@ -313,9 +326,11 @@ pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node>
     let keepers = Keepers { world: &world, ledger: &ledger, masters, alive, keyring };
     keepers.start(&mut tasks, &root, data.join("keys"));
     tasks.spawn("the actors", heed_root(root.clone(), stopped.clone()));
+    starting.next("making a key that signs access tokens");
     if let Err(error) = steward::make_signing_key(&world).await {
         tracing::warn!(%error, "there is no key for access tokens yet; logins fail until there is");
     }
+    starting.next("opening the front door");
     let settings = interface(config, &keys, base_url.clone())?;
     let service = Service { world: Arc::clone(&world) };
     let shared = Arc::new(api::Shared::new(service, settings, Arc::clone(&traffic)));

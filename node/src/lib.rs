@@ -22,6 +22,7 @@ pub mod reach;
 pub mod receiver;
 pub mod recover;
 pub mod serve;
+pub mod starting;
 pub mod steward;
 pub mod tasks;
 

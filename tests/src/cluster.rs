@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::{Condvar, Mutex, PoisonError, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -267,11 +267,14 @@ impl Cluster {
 
     /// Starts a node that can't start; what it says.
     pub fn start_and_fail(&self, node: usize) -> String {
+        self.start_in_vain(node, Duration::from_secs(20))
+    }
+
+    /// The same for one that is given up after a while.
+    pub fn start_in_vain(&self, node: usize, within: Duration) -> String {
         let mut child = self.command(node).stderr(Stdio::piped()).spawn().expect("it runs");
-        for _ in 0..400 {
-            if !matches!(child.try_wait(), Ok(None)) {
-                break;
-            }
+        let until = Instant::now() + within;
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(50));
         }
         let _ = child.kill();

@@ -23,7 +23,7 @@ use domain::{
 };
 use futures::{FutureExt as _, TryStreamExt as _, future::BoxFuture};
 use http_body_util::BodyExt as _;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use crate::{
     answer::EXPORT_PATH,
@@ -44,6 +44,8 @@ use crate::{
 
 /// How often groups are looked after.
 const TEND_EVERY: Duration = Duration::from_secs(1);
+/// How often a start that waits for owners of shards says so.
+const SAID_EVERY: Duration = Duration::from_secs(5);
 /// How often replicas are compared with what they should be.
 const RECONCILE_EVERY: Duration = Duration::from_millis(300);
 /// How long one attempt to take a shard over may last before the leadership is looked at again.
@@ -200,7 +202,7 @@ impl RaftLedger {
             }
             tracing::warn!("waiting for a majority of the cluster");
         }
-        let mut leading = self.leading.subscribe();
+        let (mut leading, mut said) = (self.leading.subscribe(), Instant::now());
         for shard in 0..self.shards() {
             loop {
                 let led = self.group(shard).leading_term();
@@ -210,6 +212,10 @@ impl RaftLedger {
                 };
                 if is_owned {
                     break;
+                }
+                if said.elapsed() >= SAID_EVERY {
+                    said = Instant::now();
+                    tracing::warn!(shard, ?led, "waiting for an owner of the shard");
                 }
                 let _ = tokio::time::timeout(RECONCILE_EVERY, leading.changed()).await;
             }

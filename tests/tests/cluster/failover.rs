@@ -82,6 +82,8 @@ async fn a_cluster_that_went_down_whole_comes_back_by_itself() {
     let job = me.job(&id, json!({ "input": 1 })).await;
     assert_eq!(me.ended(&job).await["status"], "completed");
     (0..3).for_each(|node| cluster.kill(node));
+    let said = cluster.start_in_vain(2, Duration::from_secs(8));
+    assert!(said.contains("not ready yet; now: "), "one alone says what it waits for: {said}");
     cluster.restart(&[2, 0, 1]);
     let me = cluster.customer(2);
     are_there(&me, &clouds).await;

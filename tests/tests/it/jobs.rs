@@ -54,7 +54,8 @@ async fn a_job_is_tried_as_often_as_asked_and_no_more() {
 
 #[tokio::test]
 async fn canceled_is_said_when_the_agent_has_let_go() {
-    let node = Node::start();
+    // A machine that does much else may need more than a second to confirm.
+    let node = Node::with(&[("ROOST_INVOKE__CANCEL_WAIT", "5s")]);
     let me = node.customer();
     let awaits = "import asyncio\nasync def invoke(input, context):\n    await asyncio.sleep(30)\n";
     let polite = me.deploy("polite", &[("agent.py", awaits)]).await;

@@ -292,15 +292,12 @@ impl NodeHost {
     fn status(&self) -> Value {
         let cluster = &self.world.ports.cluster;
         let failure_tolerance = failure_tolerance(&cluster.groups(), &cluster.alive());
-        let members: Vec<u64> = {
-            let directory = self.world.directory().read();
-            let members = directory.nodes.rows().filter(|(_, node)| node.is_member());
-            members.map(|(_, node)| node.facts.raft_id).collect()
-        };
+        let members = self.world.directory().read().members();
+        let alive = members.iter().filter(|node| self.alive.has(node.facts.raft_id));
         json!({
             "node_id": self.world.node_id,
             "settled": self.ledger.is_settled(),
-            "alive": members.iter().filter(|id| self.alive.has(**id)).count(),
+            "alive": alive.count(),
             "members": members.len(),
             "leader": self.leader(),
             "failure_tolerance": failure_tolerance,

@@ -32,6 +32,8 @@ enum Action {
 
 /// When the calls about one value were made: its write and the reads that saw it.
 struct Zone {
+    /// When its write began.
+    written: Duration,
     /// `None`: before everything.
     first_end: Option<Duration>,
     last_begin: Duration,
@@ -39,7 +41,13 @@ struct Zone {
 
 impl Zone {
     /// What every register holds at first.
-    const INITIAL: Self = Self { first_end: None, last_begin: Duration::ZERO };
+    const INITIAL: Self =
+        Self { written: Duration::ZERO, first_end: None, last_begin: Duration::ZERO };
+
+    /// Of a write alone, and without an end.
+    fn of(written: Duration) -> Self {
+        Self { written, first_end: Some(Duration::MAX), last_begin: written }
+    }
 
     fn add(&mut self, call: &Call) {
         self.first_end = self.first_end.min(Some(call.ended.unwrap_or(Duration::MAX)));
@@ -60,18 +68,16 @@ impl Zone {
 /// Unlike a search it stays quick however many writes were not answered.
 fn is_linearizable(history: &[Call]) -> bool {
     let mut zones = BTreeMap::from([(0, Zone::INITIAL)]);
-    let mut begins = BTreeMap::from([(0, Duration::ZERO)]);
     for call in history {
         if let Action::Write(value) = call.action {
-            let zone = Zone { first_end: Some(Duration::MAX), last_begin: call.began };
-            assert!(zones.insert(value, zone).is_none(), "{value} is written once");
-            begins.insert(value, call.began);
+            let earlier = zones.insert(value, Zone::of(call.began));
+            assert!(earlier.is_none(), "{value} is written once");
         }
     }
     for call in history {
         let (Action::Write(value) | Action::Read(value)) = call.action;
         let Some(zone) = zones.get_mut(&value) else { return false };
-        if call.ended.is_some_and(|ended| ended < begins[&value]) {
+        if call.ended.is_some_and(|ended| ended < zone.written) {
             return false;
         }
         zone.add(call);

@@ -249,7 +249,7 @@ impl Ground {
 
 /// Starts the node that `data` belongs to. It is ready on return.
 pub async fn serve_at(place: Place<'_>, config: &Config) -> anyhow::Result<Node> {
-    let starting = Starting::with("opening the data folder");
+    let starting = Starting::with("opening the data folder")?;
     let Ground { data, lock, mut identity, keys, authority, adapters, door, peers, base_url, tls } =
         Ground::open(&place, config, &starting).await?;
     let ca_cert = tls.authority.clone();

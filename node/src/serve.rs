@@ -162,6 +162,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     let node = tokio::select! {
         node = assembly::serve_at(place, &config) => node?,
         Ok(_) = told.wait_for(|is_out| *is_out) => return Ok(taken_out_of(&arguments.folder.data)),
+        stopped = until_stopped() => return stopped.map(|()| ExitCode::SUCCESS),
     };
     if arguments.json {
         print(&format!("{}\n", line(&node)));

@@ -48,8 +48,6 @@ const TEND_EVERY: Duration = Duration::from_secs(1);
 const SAID_EVERY: Duration = Duration::from_secs(5);
 /// How often replicas are compared with what they should be.
 const RECONCILE_EVERY: Duration = Duration::from_millis(300);
-/// How long one attempt to take a shard over may last before the leadership is looked at again.
-const TAKE_WITHIN: Duration = Duration::from_secs(2);
 /// A node that is out is needed for as long after a leader's last word.
 const NEEDED_FOR: Duration = Duration::from_secs(5);
 
@@ -235,19 +233,22 @@ impl RaftLedger {
                     });
                 }
                 let Some(term) = term else { continue };
-                match tokio::time::timeout(TAKE_WITHIN, self.take(shard, term)).await {
-                    Ok(Ok(())) if group.leading_term() == Some(term) => {
+                let taken = tokio::select! {
+                    taken = self.take(shard, term) => taken,
+                    () = lost(&group, term) => continue,
+                };
+                match taken {
+                    Ok(()) if group.leading_term() == Some(term) => {
                         led = Some(term);
                         self.leading.send_modify(|leading| {
                             leading.insert(shard, term);
                         });
                     }
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => {
+                    Ok(()) => {}
+                    Err(error) => {
                         tracing::info!(%error, shard, term, "the shard could not be taken over");
                         tokio::time::sleep(RECONCILE_EVERY / 3).await;
                     }
-                    Err(_) => tracing::info!(shard, term, "taking the shard over takes long"),
                 }
                 continue;
             }
@@ -461,6 +462,14 @@ impl RaftLedger {
 
     fn group(&self, shard: u16) -> &Group<Shard> {
         &self.shards[usize::from(shard)]
+    }
+}
+
+/// Until this node does not lead the group in this term any more.
+async fn lost(group: &Group<Shard>, term: u64) {
+    let mut changes = group.changes();
+    while group.leading_term() == Some(term) {
+        let _ = tokio::time::timeout(TEND_EVERY, changes.next()).await;
     }
 }
 

@@ -1,6 +1,7 @@
-//! A group of one reads what it has without asking anybody; after a restart it first has to have it again.
+//! A group of one reads what it has without asking anybody; after a restart it first has to have it again. One that
+//! is no longer alone has to be elected again, too.
 
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc, time::Duration};
 
 use cluster::{
     peer::{book::AddressBook, client::PeerClient},
@@ -9,6 +10,7 @@ use cluster::{
         group::{Group, Shared, Snapshots, Timeouts},
         log::LogFile,
         state::StateFile,
+        types::LogId,
         wal::Opened,
     },
 };
@@ -18,7 +20,11 @@ use domain::{
     machine::{Claim, Entry},
 };
 use futures::{FutureExt as _, StreamExt as _, stream};
-use openraft::{RaftLogReader as _, entry::RaftEntry as _, storage::RaftLogStorage as _};
+use openraft::{
+    BasicNode, Membership, RaftLogReader as _,
+    entry::RaftEntry as _,
+    storage::{RaftLogStorage as _, RaftLogStorageExt as _},
+};
 
 /// Entries to apply again; they take longer than an election of one.
 const ENTRIES: u64 = 4000;
@@ -30,6 +36,10 @@ fn open_log(folder: &Path) -> Opened {
 
 /// A node that writes its tables when it has nothing else to do for an hour.
 async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
+    try_to_open(folder, founds).await.expect("opens")
+}
+
+async fn try_to_open(folder: &Path, founds: Option<&str>) -> io::Result<Group<Directory>> {
     let file = |name: &str| disk::open(&folder.join(name)).expect("opens");
     let late = Scribe::Task(Arc::new(|| Duration::from_secs(3600)));
     let nobody = Arc::new(|_| async { Err(io::ErrorKind::NotConnected.into()) }.boxed());
@@ -44,8 +54,7 @@ async fn open(folder: &Path, founds: Option<&str>) -> Group<Directory> {
         snapshots: Snapshots::default(),
         seed: 1,
     };
-    let group = Group::open(0, &shared, founds, Arc::new(|_| {}), Arc::new(|| None));
-    group.await.expect("opens")
+    Group::open(0, &shared, founds, Arc::new(|_| {}), Arc::new(|| None)).await
 }
 
 /// That is written later than the entries themselves: a power cut may take it.
@@ -82,4 +91,52 @@ async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_a
     group.refresh().await.expect("it leads");
     let newest = group.replica().read().claims.get(&0).map(|claim| claim.term);
     assert_eq!(newest, Some(ENTRIES));
+}
+
+/// The last entry of a folder's log says that a second node votes, too; nobody will ever hear of that one.
+async fn take_a_second_voter_in(folder: &Path) {
+    let file = LogFile::start(open_log(folder)).expect("starts");
+    let mut log = file.group(0).expect("reads");
+    let last = log.get_log_state().await.expect("reads").last_log_id.expect("it has entries");
+    let nodes = BTreeMap::from([NODE, NODE + 1].map(|id| (id, BasicNode::new("127.0.0.1:1"))));
+    let both = Membership::new(vec![nodes.keys().copied().collect()], nodes);
+    let both = both.expect("they belong together");
+    let next = LogId { index: last.index + 1, ..last };
+    log.blocking_append([openraft::Entry::new_membership(next, both)]).await.expect("is written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_led_before_a_restart_does_not_lead_until_it_is_elected_again() {
+    let (before, after) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let group = open(before.path(), Some("127.0.0.1:1")).await;
+    group.refresh().await.expect("it leads");
+    assert!(group.leading_term().is_some());
+    group.shutdown().await;
+    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
+    take_a_second_voter_in(after.path()).await;
+    let group = open(after.path(), None).await;
+    let until = tokio::time::Instant::now() + Timeouts::default().silence();
+    while tokio::time::Instant::now() < until {
+        assert_eq!((group.leading_term(), group.present()), (None, None));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_lack_what_the_log_has_no_more_are_refused() {
+    let (before, after) =
+        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let group = open(before.path(), Some("127.0.0.1:1")).await;
+    group.refresh().await.expect("it leads");
+    group.shutdown().await;
+    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
+    {
+        let file = LogFile::start(open_log(after.path())).expect("starts");
+        let mut log = file.group(0).expect("reads");
+        let last = log.get_log_state().await.expect("reads").last_log_id.expect("it has entries");
+        log.purge(last).await.expect("is cut");
+    }
+    let refused = try_to_open(after.path(), None).await.err().expect("it is refused");
+    assert!(refused.to_string().contains("roost rejoin"), "it says what to do: {refused}");
 }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, client::conn::http2};
@@ -19,6 +22,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     runtime::Handle,
+    task::JoinHandle,
     time::Instant,
 };
 use tokio_rustls::TlsConnector;
@@ -87,10 +91,13 @@ enum Road {
     Dialed(Dial),
 }
 
+/// A connection that comes up, whoever waits for it and for how long.
+type Attempt = Shared<BoxFuture<'static, Result<Sender, CallError>>>;
+
 /// The connection of one class to one node.
 #[derive(Default)]
 struct Talk {
-    sender: tokio::sync::Mutex<Option<(String, Sender)>>,
+    sender: Mutex<Option<(String, Attempt)>>,
     exchange: Mutex<Option<(String, Arc<Exchange>)>>,
     /// One at a time opens an exchange.
     opens: tokio::sync::Mutex<()>,
@@ -147,21 +154,22 @@ impl PeerClient {
     async fn sender(&self, to: u64, class: Class) -> Result<Sender, CallError> {
         let unknown = || CallError::Unreached("its address is not known".to_owned());
         let address = self.book.get(to).ok_or_else(unknown)?;
-        let line = self.line(to, class);
-        let mut line = line.sender.lock().await;
-        if let Some((at, sender)) = &*line
-            && *at == address
-            && !sender.is_closed()
-        {
-            return Ok(sender.clone());
-        }
-        let connected = self.connect(to, address.clone()).await;
-        let sender = connected.map_err(|error| CallError::Unreached(told(&error)))?;
-        *line = Some((address, sender.clone()));
-        Ok(sender)
+        let attempt = {
+            let line = self.line(to, class);
+            let mut line = line.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            let current = line.take().filter(|(at, attempt)| *at == address && is_good(attempt));
+            let (_, attempt) = line.insert(match current {
+                Some(current) => current,
+                None => (address.clone(), self.attempt(to, address)),
+            });
+            attempt.clone()
+        };
+        attempt.await
     }
 
-    async fn connect(&self, to: u64, address: String) -> io::Result<Sender> {
+    /// Goes on when its callers have given up: where a connection takes longer than each of them waits, none would
+    /// ever come up.
+    fn attempt(&self, to: u64, address: String) -> Attempt {
         let road = self.road.clone();
         let connected = async move {
             let name = name_of(to);
@@ -169,9 +177,19 @@ impl PeerClient {
             let late = |_| io::Error::other("it did not answer");
             tokio::time::timeout(CONNECT_WITHIN, connected).await.map_err(late)?
         };
+        let connected = self.at_home(connected);
+        let connected = async move { connected.await.map_err(io::Error::other)? };
+        let unreached = |error: io::Error| CallError::Unreached(told(&error));
+        connected.map(move |connected| connected.map_err(unreached)).boxed().shared()
+    }
+
+    fn at_home<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
         match &self.home {
-            Some(home) => home.spawn(connected).await.map_err(io::Error::other)?,
-            None => connected.await,
+            Some(home) => home.spawn(task),
+            None => tokio::spawn(task),
         }
     }
 
@@ -238,10 +256,7 @@ impl PeerClient {
                 Err(_) => opened.end(None),
             }
         };
-        match &self.home {
-            Some(home) => home.spawn(talks),
-            None => tokio::spawn(talks),
-        };
+        self.at_home(talks);
         *line.exchange.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((address, Arc::clone(&exchange)));
         Ok(exchange)
@@ -262,6 +277,11 @@ impl PeerClient {
         };
         answered(within, exchange).await
     }
+}
+
+/// Whether a connection comes up yet, or is there.
+fn is_good(attempt: &Attempt) -> bool {
+    attempt.peek().is_none_or(|done| done.as_ref().is_ok_and(|sender| !sender.is_closed()))
 }
 
 async fn answered<T>(
@@ -375,5 +395,71 @@ impl Once {
             .await
             .map_err(|_| CallError::Unreached("it did not answer".to_owned()))?
             .map_err(|error| CallError::Unreached(told(&error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::server::{self, Answerer, Standing};
+
+    /// Answers everything with nothing.
+    struct Nods;
+
+    impl Answerer for Nods {
+        fn standing(&self, _: u64) -> Standing {
+            Standing::Member
+        }
+
+        fn answer(
+            self: Arc<Self>,
+            _: u64,
+            _: Request<Incoming>,
+        ) -> BoxFuture<'static, Response<PeerBody>> {
+            std::future::ready(server::status(StatusCode::OK)).boxed()
+        }
+
+        fn metrics(&self) -> Response<PeerBody> {
+            server::status(StatusCode::OK)
+        }
+
+        fn join(self: Arc<Self>, _: Request<Incoming>) -> BoxFuture<'static, Response<PeerBody>> {
+            std::future::ready(server::status(StatusCode::OK)).boxed()
+        }
+    }
+
+    /// A client of node 2, whose connections take so long to come up.
+    fn slow(connects_in: Duration) -> Arc<PeerClient> {
+        let dial: Dial = Arc::new(move |_| {
+            async move {
+                tokio::time::sleep(connects_in).await;
+                let (here, there) = tokio::io::duplex(64 * 1024);
+                tokio::spawn(server::attend(Box::new(there), 1, Arc::new(Nods)));
+                Ok(Box::new(here) as Box<dyn Line>)
+            }
+            .boxed()
+        });
+        let book = Arc::new(AddressBook::default());
+        book.put(2, "node-2:1");
+        PeerClient::over(dial, 1, book)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_comes_up_although_nobody_waits_that_long_for_it() {
+        let client = slow(CONNECT_WITHIN / 2);
+        let ask = || client.call(2, Class::Beats, "/beat", Bytes::new(), Duration::from_millis(50));
+        assert!(ask().await.is_err(), "it takes longer than that");
+        tokio::time::sleep(CONNECT_WITHIN).await;
+        ask().await.expect("it is there by now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_failed_is_tried_again() {
+        let client = slow(CONNECT_WITHIN * 2);
+        let ask = || client.call(2, Class::Beats, "/beat", Bytes::new(), CONNECT_WITHIN * 2);
+        for _ in 0..2 {
+            let failed = ask().await.expect_err("it takes too long");
+            assert!(matches!(failed, CallError::Unreached(_)), "{failed}");
+        }
     }
 }

@@ -32,10 +32,12 @@ use openraft::{
     errors::{ClientWriteError, ForwardReason, ForwardToLeader},
     impls::ProgressResponder,
     metrics::RaftMetrics,
+    raft::Leader,
 };
 use tokio::time::Instant;
 
 use super::{
+    checked::Damaged,
     fatal,
     log::{GroupLog, LogFile},
     machine::{GroupMachine, Listener, Progress},
@@ -188,7 +190,7 @@ pub struct Group<M: Machine> {
 
 impl<M: Machine> Group<M> {
     /// Opens the group. The node that founds a cluster is its first voter; any other waits until the
-    /// group's leader takes it in.
+    /// group's leader takes it in. Fails where what is on disk is damaged.
     pub async fn open(
         number: u16,
         shared: &Shared,
@@ -199,6 +201,10 @@ impl<M: Machine> Group<M> {
         let machine = GroupMachine::<M>::open(number, &shared.state, listener)?;
         let (replica, progress) = (machine.replica(), machine.progress());
         let log = shared.log.group(number)?;
+        if machine.written() < log.purged() {
+            // Tables that were damaged have gone back to a version from before the log was cut.
+            return Err(io::Error::new(io::ErrorKind::InvalidData, Damaged));
+        }
         let config = config(number, shared).map_err(io::Error::other)?;
         let underway = Underway::default();
         let peers = Arc::clone(&shared.peers);
@@ -317,7 +323,7 @@ impl<M: Machine> Group<M> {
         proposal: Proposal,
         term: Option<u64>,
     ) -> Result<(u64, Answer<M::Reply>), NotWritten> {
-        let leader = self.raft.as_leader().map_err(elsewhere)?;
+        let leader = self.lead()?;
         if term.is_some_and(|term| leader.term() != term) {
             return Err(NotWritten::NotOwner);
         }
@@ -344,7 +350,7 @@ impl<M: Machine> Group<M> {
 
     /// Up to where a linearizable read must wait, if this node leads.
     pub(crate) async fn read_index(&self) -> Result<LogId, NotWritten> {
-        self.raft.as_leader().map_err(elsewhere)?;
+        self.lead()?;
         self.reads.ask(self.confirm_lead()).await
     }
 
@@ -431,7 +437,14 @@ impl<M: Machine> Group<M> {
 
     /// Whether this node leads, and in which term.
     pub fn leading_term(&self) -> Option<u64> {
-        self.raft.as_leader().ok().map(|leader| leader.term())
+        self.lead().ok().map(|leader| leader.term())
+    }
+
+    /// What this node leads by, if it does. After a restart the vote that it led by before is still the newest
+    /// that it knows, for as long as nobody else is elected; it does not lead by that any more.
+    fn lead(&self) -> Result<Leader<TypeConfig, GroupMachine<M>>, NotWritten> {
+        let leader = self.raft.as_leader().map_err(elsewhere)?;
+        if self.raft.is_leader() { Ok(leader) } else { Err(NotWritten::Elsewhere(None)) }
     }
 
     /// Whether this node leads in this term and nobody else can in a later one: a majority was heard of so lately
@@ -581,7 +594,7 @@ impl<M: Machine> Group<M> {
 
     /// The replicas as the leader sees them; `None` if this node does not lead.
     pub fn present(&self) -> Option<Present> {
-        self.raft.as_leader().ok()?;
+        self.lead().ok()?;
         let metrics = self.raft.metrics().borrow_watched().clone();
         let config = metrics.membership_config.membership();
         let voters: BTreeSet<u64> = config.voter_ids().collect();

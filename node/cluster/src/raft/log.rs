@@ -449,6 +449,11 @@ impl GroupLog {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The last entry that is not kept any more: a snapshot has what came of it.
+    pub fn purged(&self) -> Option<LogId> {
+        self.tail().purged
+    }
+
     /// Bytes appended since [`GroupLog::forget_growth`].
     pub fn grown_bytes(&self) -> u64 {
         self.tail().grown

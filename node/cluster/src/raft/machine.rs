@@ -154,6 +154,11 @@ impl<M: Machine> GroupMachine<M> {
         self.held.replica.clone()
     }
 
+    /// The last entry that the tables on disk have.
+    pub fn written(&self) -> Option<LogId> {
+        *self.held.flushed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// How far it is, for whoever waits.
     pub fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.held.progress)

@@ -267,20 +267,33 @@ impl Cluster {
 
     /// Starts a node that can't start; what it says.
     pub fn start_and_fail(&self, node: usize) -> String {
-        self.start_in_vain(node, Duration::from_secs(20))
+        let output = self.start_for(node, Duration::from_secs(20));
+        assert!(!output.status.success(), "it must not start");
+        String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// The same for one that is given up after a while.
+    /// Starts a node that does not become ready, and tells it to stop after a while; what it says.
     pub fn start_in_vain(&self, node: usize, within: Duration) -> String {
-        let mut child = self.command(node).stderr(Stdio::piped()).spawn().expect("it runs");
+        let output = self.start_for(node, within);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "it must not be ready");
+        assert!(output.status.success(), "it stops when it is told to: {}", output.status);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Runs a node until it ends by itself, or is told to after a while.
+    fn start_for(&self, node: usize, within: Duration) -> Output {
+        let mut command = self.command(node);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("it runs");
         let until = Instant::now() + within;
         while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let _ = child.kill();
-        let output = child.wait_with_output().expect("it has ended");
-        assert!(!output.status.success(), "it must not start");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        if matches!(child.try_wait(), Ok(None)) {
+            signal(child.id(), "-TERM");
+            see_off(&mut child);
+        }
+        child.wait_with_output().expect("it has ended")
     }
 
     /// A setting of nodes that are started from now on.

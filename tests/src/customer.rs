@@ -143,6 +143,14 @@ impl Customer {
         Answer { status, headers, body: serde_json::from_slice(&bytes).unwrap_or_default() }
     }
 
+    /// Sends a request that must be done, and reads the answer without a look into it: where servers are measured,
+    /// what a client makes of their answers is not.
+    pub async fn done(&self, request: RequestBuilder) {
+        let response = request.send().await.expect("the service answers");
+        assert!(response.status().is_success(), "{}", response.status());
+        response.bytes().await.expect("a whole answer");
+    }
+
     /// `GET`.
     pub async fn get(&self, path: &str) -> Answer {
         self.send(self.request(Method::GET, path)).await

@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use tests::{
     Cluster, Customer,
@@ -115,12 +116,11 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
                 let (me, path) = (&customers[client % 3], &path);
                 let note = format!("{:x>VALUE_LENGTH$}", count.fetch_add(1, Relaxed));
                 let change = json!({ "metadata": { "note": note } });
-                async move {
-                    match call {
-                        Call::Write => drop(me.patch(path, &change).await.data(200)),
-                        Call::Read => drop(me.get(path).await.data(200)),
-                    }
-                }
+                let request = match call {
+                    Call::Write => me.request(Method::PATCH, path).json(&change),
+                    Call::Read => me.request(Method::GET, path),
+                };
+                me.done(request)
             };
             ours.push(Cost::of(&nodes, load(clients, one)).await);
             for ((_, etcd), measured) in etcd.iter().zip(&mut theirs) {
@@ -136,7 +136,7 @@ async fn writes_and_reads(cluster: &Cluster, id: &str) {
         }
     }
     for (node, me) in customers.iter().enumerate() {
-        let reads = load(1, |_| async { drop(me.get(&path).await.data(200)) }).await;
+        let reads = load(1, |_| me.done(me.request(Method::GET, &path))).await;
         println!("linearizable reads over node {node}, 1 client: {}", reads.shown());
     }
 }

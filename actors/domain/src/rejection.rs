@@ -51,7 +51,7 @@ pub enum Rejection {
         allowed: Vec<String>,
     },
     /// The agent is stopped or failed.
-    #[error("the agent is not running; start it first")]
+    #[error("the agent is not running; start it, or redeploy it if it has failed")]
     AgentNotRunning,
     /// The agent has not come up yet.
     #[error("the agent has no running version yet; wait until it is running")]

@@ -279,9 +279,11 @@ impl PeerClient {
     }
 }
 
-/// Whether a connection comes up yet, or is there.
+/// Whether a connection comes up yet, or is there. That it failed is no news for whoever asks later, although nobody
+/// waited for it any more when it did.
 fn is_good(attempt: &Attempt) -> bool {
-    attempt.peek().is_none_or(|done| done.as_ref().is_ok_and(|sender| !sender.is_closed()))
+    let done = attempt.clone().now_or_never();
+    done.is_none_or(|connected| connected.is_ok_and(|sender| !sender.is_closed()))
 }
 
 async fn answered<T>(
@@ -451,6 +453,18 @@ mod tests {
         assert!(ask().await.is_err(), "it takes longer than that");
         tokio::time::sleep(CONNECT_WITHIN).await;
         ask().await.expect("it is there by now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_nobody_waited_for_is_not_told_later() {
+        let client = slow(CONNECT_WITHIN * 2);
+        let within = |within| client.call(2, Class::Beats, "/beat", Bytes::new(), within);
+        let short = Duration::from_millis(50);
+        assert!(within(short).await.is_err(), "it takes longer than that");
+        tokio::time::sleep(CONNECT_WITHIN * 2).await;
+        let again = Instant::now();
+        within(CONNECT_WITHIN * 2).await.expect_err("it takes too long");
+        assert!(again.elapsed() >= CONNECT_WITHIN, "it was tried anew");
     }
 
     #[tokio::test(start_paused = true)]

@@ -239,8 +239,9 @@ async fn what_a_node_counted_is_counted_from_its_copy_when_it_is_gone() {
         .await;
     };
     all_are_counted(&cluster.customer(0)).await;
-    // A bucket is over after ten seconds, and goes to its keeper within a second.
-    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    // A bucket is over after ten seconds, and goes to its keeper within two more on a machine that has the time;
+    // nothing tells when it has arrived.
+    tokio::time::sleep(std::time::Duration::from_secs(30)).await;
     for gone in [2, 1] {
         cluster.kill(gone);
         for other in 1..3 {

@@ -3,6 +3,7 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    pin::pin,
     process::ExitCode,
 };
 
@@ -134,12 +135,14 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     if arguments.with_parent {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
+    // One for all of it: between two, nobody would listen.
+    let mut stopped = pin!(until_stopped());
     if let Some(secret) = &arguments.secret_file
         && NodeIdentity::read(&arguments.folder.data)?.is_none()
     {
         let begun = tokio::select! {
             begun = muster::begin(&arguments.folder.data, secret, &arguments.join, &config) => begun?,
-            stopped = until_stopped() => return stopped.map(|()| ExitCode::SUCCESS),
+            stopped = &mut stopped => return stopped.map(|()| ExitCode::SUCCESS),
         };
         if begun == muster::Begun::Founded {
             return Err(begin_again([]).into());
@@ -162,7 +165,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
     let node = tokio::select! {
         node = assembly::serve_at(place, &config) => node?,
         Ok(_) = told.wait_for(|is_out| *is_out) => return Ok(taken_out_of(&arguments.folder.data)),
-        stopped = until_stopped() => return stopped.map(|()| ExitCode::SUCCESS),
+        stopped = &mut stopped => return stopped.map(|()| ExitCode::SUCCESS),
     };
     if arguments.json {
         print(&format!("{}\n", line(&node)));
@@ -173,7 +176,7 @@ pub async fn serve(arguments: Serve, config: Config) -> anyhow::Result<ExitCode>
         say("`roost token` lets another node join. Ctrl-C stops this one.");
     }
     let code = tokio::select! {
-        stopped = until_stopped() => stopped.map(|()| ExitCode::SUCCESS)?,
+        stopped = &mut stopped => stopped.map(|()| ExitCode::SUCCESS)?,
         Ok(_) = told.wait_for(|is_out| *is_out) => taken_out_of(&arguments.folder.data),
     };
     say("stopping");

@@ -8,7 +8,7 @@ use cluster::{
     raft::{
         disk::{self, Scribe},
         group::{Group, Shared, Snapshots, Timeouts},
-        log::LogFile,
+        log::{GroupLog, LogFile},
         state::StateFile,
         types::LogId,
         wal::Opened,
@@ -25,6 +25,7 @@ use openraft::{
     entry::RaftEntry as _,
     storage::{RaftLogStorage as _, RaftLogStorageExt as _},
 };
+use tempfile::TempDir;
 
 /// Entries to apply again; they take longer than an election of one.
 const ENTRIES: u64 = 4000;
@@ -57,20 +58,37 @@ async fn try_to_open(folder: &Path, founds: Option<&str>) -> io::Result<Group<Di
     Group::open(0, &shared, founds, Arc::new(|_| {}), Arc::new(|| None)).await
 }
 
+/// A new group, which leads itself.
+async fn founded() -> (TempDir, Group<Directory>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = open(folder.path(), Some("127.0.0.1:1")).await;
+    group.refresh().await.expect("it leads");
+    (folder, group)
+}
+
+/// Ends a group; its log in a folder that has nothing else.
+async fn log_alone(folder: &TempDir, group: &Group<Directory>) -> TempDir {
+    group.shutdown().await;
+    let alone = tempfile::tempdir().expect("a folder");
+    fs::copy(folder.path().join(disk::LOG), alone.path().join(disk::LOG)).expect("copied");
+    alone
+}
+
+/// The log of a group in this folder.
+fn log_in(folder: &Path) -> GroupLog {
+    LogFile::start(open_log(folder)).expect("starts").group(0).expect("reads")
+}
+
 /// That is written later than the entries themselves: a power cut may take it.
 async fn forget_what_was_committed(folder: &Path) {
-    let file = LogFile::start(open_log(folder)).expect("starts");
-    let mut log = file.group(0).expect("reads");
+    let mut log = log_in(folder);
     let first = log.limited_get_log_entries(1, 2).await.expect("reads")[0].log_id();
     log.save_committed(Some(first)).await.expect("is told");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_again() {
-    let (before, after) =
-        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let group = open(before.path(), Some("127.0.0.1:1")).await;
-    group.refresh().await.expect("it leads");
+    let (before, group) = founded().await;
     let lead = |term: u64| {
         let command = Command::Lead { node: NodeId(u128::from(term)) };
         let claim = Some(Claim { shard: 0, term });
@@ -80,8 +98,7 @@ async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_a
     };
     let written: Vec<_> = stream::iter(1..=ENTRIES).map(lead).buffered(64).collect().await;
     assert!(written.last().is_some_and(Result::is_ok), "{:?}", written.last());
-    group.shutdown().await;
-    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
+    let after = log_alone(&before, &group).await;
 
     forget_what_was_committed(after.path()).await;
     let group = open(after.path(), None).await;
@@ -95,8 +112,7 @@ async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_a
 
 /// The last entry of a folder's log says that a second node votes, too; nobody will ever hear of that one.
 async fn take_a_second_voter_in(folder: &Path) {
-    let file = LogFile::start(open_log(folder)).expect("starts");
-    let mut log = file.group(0).expect("reads");
+    let mut log = log_in(folder);
     let last = log.get_log_state().await.expect("reads").last_log_id.expect("it has entries");
     let nodes = BTreeMap::from([NODE, NODE + 1].map(|id| (id, BasicNode::new("127.0.0.1:1"))));
     let both = Membership::new(vec![nodes.keys().copied().collect()], nodes);
@@ -107,13 +123,9 @@ async fn take_a_second_voter_in(folder: &Path) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_led_before_a_restart_does_not_lead_until_it_is_elected_again() {
-    let (before, after) =
-        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let group = open(before.path(), Some("127.0.0.1:1")).await;
-    group.refresh().await.expect("it leads");
+    let (before, group) = founded().await;
     assert!(group.leading_term().is_some());
-    group.shutdown().await;
-    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
+    let after = log_alone(&before, &group).await;
     take_a_second_voter_in(after.path()).await;
     let group = open(after.path(), None).await;
     let until = tokio::time::Instant::now() + Timeouts::default().silence();
@@ -125,15 +137,10 @@ async fn one_that_led_before_a_restart_does_not_lead_until_it_is_elected_again()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_that_lack_what_the_log_has_no_more_are_refused() {
-    let (before, after) =
-        (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let group = open(before.path(), Some("127.0.0.1:1")).await;
-    group.refresh().await.expect("it leads");
-    group.shutdown().await;
-    fs::copy(before.path().join(disk::LOG), after.path().join(disk::LOG)).expect("copied");
+    let (before, group) = founded().await;
+    let after = log_alone(&before, &group).await;
     {
-        let file = LogFile::start(open_log(after.path())).expect("starts");
-        let mut log = file.group(0).expect("reads");
+        let mut log = log_in(after.path());
         let last = log.get_log_state().await.expect("reads").last_log_id.expect("it has entries");
         log.purge(last).await.expect("is cut");
     }

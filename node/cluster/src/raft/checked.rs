@@ -19,9 +19,13 @@ pub fn write(key: &[u8], bytes: &[u8]) -> Vec<u8> {
 
 /// The bytes, if they are what was written under this key.
 pub fn read<'b>(key: &[u8], stored: &'b [u8]) -> io::Result<&'b [u8]> {
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, Damaged);
     let (sum, bytes) = stored.split_first_chunk::<SUM_BYTES>().ok_or_else(damaged)?;
     if *sum == sum_of(key, bytes) { Ok(bytes) } else { Err(damaged()) }
+}
+
+/// [`Damaged`], as whoever reads or opens a file says it.
+pub fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, Damaged)
 }
 
 /// The disk gave back something else than it was given.

@@ -11,7 +11,7 @@ use std::{
 use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
 
 use super::{
-    checked::Damaged,
+    checked::damaged,
     wal::{self, Opened, WholeFile},
 };
 
@@ -89,7 +89,7 @@ fn durably<T>(path: &Path, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
 fn explained(error: DatabaseError) -> io::Error {
     if let DatabaseError::Storage(StorageError::Corrupted(what)) = &error {
         tracing::error!(what, "a file of this node is damaged");
-        return io::Error::new(io::ErrorKind::InvalidData, Damaged);
+        return damaged();
     }
     io::Error::other(error)
 }

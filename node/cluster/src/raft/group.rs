@@ -37,7 +37,7 @@ use openraft::{
 use tokio::time::Instant;
 
 use super::{
-    checked::Damaged,
+    checked::damaged,
     fatal,
     log::{GroupLog, LogFile},
     machine::{GroupMachine, Listener, Progress},
@@ -203,7 +203,7 @@ impl<M: Machine> Group<M> {
         let log = shared.log.group(number)?;
         if machine.written() < log.purged() {
             // Tables that were damaged have gone back to a version from before the log was cut.
-            return Err(io::Error::new(io::ErrorKind::InvalidData, Damaged));
+            return Err(damaged());
         }
         let config = config(number, shared).map_err(io::Error::other)?;
         let underway = Underway::default();

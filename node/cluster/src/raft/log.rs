@@ -30,7 +30,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    checked::{self, Damaged},
+    checked::{self, damaged},
     disk::{Pause, Scribe},
     fatal,
     pace::Pace,
@@ -162,7 +162,7 @@ impl LogFile {
         let mut found: Vec<Entry> = vec![];
         for (index, stored) in self.wal.entries(group, from, until)? {
             if found.last().is_some_and(|last| last.index() + 1 != index) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, Damaged));
+                return Err(damaged());
             }
             found.push(decoded(&entry_key(group, index), &stored)?);
         }

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use crate::raft::checked::Damaged;
+use crate::raft::checked::damaged;
 
 /// Bytes before the records.
 pub(super) const HEAD: usize = 32;
@@ -270,10 +270,6 @@ pub(super) fn changes(frame: &[u8]) -> io::Result<Vec<Change>> {
 struct Rest<'f> {
     frame: &'f [u8],
     at: usize,
-}
-
-fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, Damaged)
 }
 
 impl<'f> Rest<'f> {

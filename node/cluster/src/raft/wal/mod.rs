@@ -25,7 +25,7 @@ use self::{
     frame::{Change, Head},
     recover::{read_head, recover},
 };
-use super::checked::Damaged;
+use super::checked::damaged;
 
 /// Bytes of a segment, unless a file was made with others.
 pub const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
@@ -183,10 +183,6 @@ impl Map {
 enum Left {
     Entry(u16, u64),
     Mark(u16, u8),
-}
-
-fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, Damaged)
 }
 
 /// The file, for readers.

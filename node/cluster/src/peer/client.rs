@@ -183,8 +183,7 @@ impl PeerClient {
         connected.map(move |connected| connected.map_err(unreached)).boxed().shared()
     }
 
-    /// Runs a task where connections are driven.
-    pub(crate) fn at_home<T: Send + 'static>(
+    fn at_home<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {

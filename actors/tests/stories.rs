@@ -295,6 +295,40 @@ async fn three_early_ends_make_a_crash_loop_and_the_pauses_grow() {
 }
 
 #[tokio::test]
+async fn early_ends_of_some_are_no_verdict_while_another_stays_up() {
+    let stage = Stage::set().await;
+    stage.node.containers.next([Behavior::Answers]);
+    stage.node.containers.next(vec![Behavior::Crashes; 6]);
+    stage.create(instances(3)).await;
+    stage
+        .until("all three run in the end", |stage| {
+            stage.wind(Duration::from_millis(500));
+            stage.node.containers.starts() == 9 && stage.node.world.routes.ready(A) == 3
+        })
+        .await;
+    assert_eq!(stage.agent().map(|agent| agent.status), Some(Status::Running));
+}
+
+#[tokio::test]
+async fn early_ends_are_a_crash_loop_when_no_other_is_left() {
+    let stage = Stage::set().await;
+    stage.node.containers.next([Behavior::Answers]);
+    stage.node.containers.next(vec![Behavior::Crashes; 20]);
+    stage.create(instances(3)).await;
+    stage
+        .until("both others were tried twice", |s| {
+            s.wind(Duration::from_millis(500));
+            s.node.containers.starts() >= 5
+        })
+        .await;
+    assert_eq!(stage.agent().map(|agent| agent.status), Some(Status::Running));
+    stage.node.containers.crash_all();
+    stage.in_time(Status::Failed).await;
+    assert_eq!(stage.reason(), "CRASH_LOOP");
+    assert!(stage.node.containers.starts() <= 20, "it was not tried without end");
+}
+
+#[tokio::test]
 async fn the_reason_of_early_ends_is_told_apart() {
     for (behavior, code) in [
         (Behavior::Eats, "OUT_OF_MEMORY"),

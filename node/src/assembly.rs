@@ -53,6 +53,7 @@ use crate::{
         logs::{Retention, SegmentLogs},
         metrics::Metrics,
         peers::NodePeers,
+        port::PortRange,
         process::ProcessRuntime,
         series::SledSeries,
         series_copies::CopiedSeries,
@@ -142,7 +143,7 @@ impl Adapters {
             "this machine lacks isolation that runtime.minimum_isolation asks for: {missing:?}"
         );
         starting.next("clearing away what an earlier life left behind");
-        let ports = config.runtime.port_first..=config.runtime.port_last;
+        let ports = PortRange::new(config.runtime.port_first..=config.runtime.port_last);
         let process = ProcessRuntime::open(data, isolation, ports)
             .context("what an earlier life left behind could not be cleared away")?;
         let process = Arc::new(process);

@@ -20,6 +20,7 @@ pub mod logs;
 pub mod metrics;
 pub mod outbound;
 pub mod peers;
+pub mod port;
 pub mod process;
 pub mod recipe;
 pub mod series;

@@ -8,15 +8,10 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    ops::RangeInclusive,
+    net::{Ipv4Addr, SocketAddr},
     os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU16, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc},
 };
 
 use actors::ports::{Channel, Exit, Process, StartRequest, Started};
@@ -32,6 +27,7 @@ use tokio::{
 use super::{
     cgroup::{Group, Limits},
     isolation::{self, FIRST_UID, Isolation},
+    port::PortRange,
     unfinished,
 };
 use crate::exec::Cage;
@@ -52,8 +48,7 @@ pub struct ProcessRuntime {
     isolation: Isolation,
     images: PathBuf,
     work: PathBuf,
-    ports: RangeInclusive<u16>,
-    next_port: AtomicU16,
+    ports: PortRange,
     spawner: Mutex<mpsc::Sender<Spawn>>,
 }
 
@@ -61,7 +56,7 @@ type Spawn = (Command, oneshot::Sender<io::Result<Child>>);
 
 impl ProcessRuntime {
     /// Below `data`; ends what an earlier life left.
-    pub fn open(data: &Path, isolation: Isolation, ports: RangeInclusive<u16>) -> io::Result<Self> {
+    pub fn open(data: &Path, isolation: Isolation, ports: PortRange) -> io::Result<Self> {
         let (images, work) = (data.join("images"), data.join("run"));
         fs::create_dir_all(&images)?;
         unfinished::clear(&images)?;
@@ -76,15 +71,7 @@ impl ProcessRuntime {
                 let _ = reply.send(command.kill_on_drop(true).spawn());
             }
         })?;
-        Ok(Self {
-            isolation,
-            images,
-            work,
-            // Nodes that share a machine begin in different places.
-            next_port: AtomicU16::new(some_port(&ports)),
-            ports,
-            spawner: Mutex::new(sender),
-        })
+        Ok(Self { isolation, images, work, ports, spawner: Mutex::new(sender) })
     }
 
     /// The layers that hold on this machine.
@@ -102,19 +89,6 @@ impl ProcessRuntime {
                 .map_err(|_| io::Error::other("the spawning thread has ended"))?;
         }
         receiver.await.map_err(|_| io::Error::other("the spawning thread has ended"))?
-    }
-
-    /// A port that nobody listens on.
-    fn free_port(&self) -> io::Result<u16> {
-        let (first, last) = (*self.ports.start(), *self.ports.end());
-        for _ in self.ports.clone() {
-            let step = |port| Some(if port >= last { first } else { port + 1 });
-            let port = self.next_port.fetch_update(Relaxed, Relaxed, step).unwrap_or(first);
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                return Ok(port);
-            }
-        }
-        Err(io::Error::other(format!("all ports of {first}-{last} are taken")))
     }
 
     /// Starts an instance.
@@ -139,7 +113,8 @@ impl ProcessRuntime {
     }
 
     async fn launch(&self, request: StartRequest) -> io::Result<Started> {
-        let port = self.free_port()?;
+        let taken = self.ports.take()?;
+        let port = taken.number;
         let work = self.work.join(request.instance_id.to_string());
         fs::create_dir_all(&work)?;
         let uid = self.isolation.has("uid").then(|| FIRST_UID + u32::from(port));
@@ -168,7 +143,9 @@ impl ProcessRuntime {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             isolation: self.isolation.layers.clone(),
             output,
-            exit: ended(child, pid, request.instance_id.to_string(), work, group.clone()).boxed(),
+            exit: ended(child, pid, request.instance_id.to_string(), work, group.clone())
+                .inspect(move |_| drop(taken))
+                .boxed(),
             process: Arc::new(Session { pid, port, group }),
         })
     }
@@ -366,11 +343,6 @@ impl Process for Session {
             cpu.unwrap_or((number(11)? + number(12)?) * tick),
         ))
     }
-}
-
-fn some_port(ports: &RangeInclusive<u16>) -> u16 {
-    let dice = u16::from_be_bytes(super::system::random_bytes());
-    ports.start() + dice % (ports.end() - ports.start() + 1)
 }
 
 /// Sockets that listen on this port, by inode (proc(5), `/proc/net/tcp`).

@@ -22,14 +22,20 @@ pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
 /// The code of one whose image can't be had now.
 pub const IMAGE_PULL_FAILED: &str = "IMAGE_PULL_FAILED";
 
-/// Pauses before the next start after one, two, … exits in a row.
-const PAUSES: [Duration; 5] = [
+/// Pauses before the next start after one, two, … exits in a row. The later ones are for an agent that other
+/// instances keep up.
+const PAUSES: [Duration; 7] = [
     Duration::ZERO,
     Duration::from_secs(1),
     Duration::from_secs(2),
     Duration::from_secs(4),
     Duration::from_secs(8),
+    Duration::from_secs(15),
+    Duration::from_secs(30),
 ];
+
+/// Exits that are further apart do not come in a row.
+const ROW_ENDS_AFTER: Duration = Duration::from_secs(600);
 
 /// Instances that are placed with one entry of the log.
 const PLACED_AT_ONCE: usize = 100;
@@ -97,13 +103,10 @@ impl Default for Crashes {
 impl Crashes {
     /// An instance ended; `stayed_up` says that it had been healthy long enough.
     pub fn exited(&mut self, version: u64, stayed_up: bool, at: Timestamp, cause: Failure) {
-        if stayed_up || version != self.version {
-            self.count = 0;
-        }
-        *self = Self { version, count: self.count + 1, last_at: at, last_cause: cause };
-        if stayed_up {
-            self.count = 1;
-        }
+        let is_first =
+            stayed_up || version != self.version || at.since(self.last_at) >= ROW_ENDS_AFTER;
+        let before = if is_first { 0 } else { self.count };
+        *self = Self { version, count: before.saturating_add(1), last_at: at, last_cause: cause };
     }
 
     /// When the next start may be tried.
@@ -378,7 +381,10 @@ fn keep_up(view: &View<'_>, plan: &mut Plan) {
             Some(Seen::Starting(since)) if is_live && view.is_hung(*since) => {
                 plan.steps.push(Step::Drain(row.id, Duration::ZERO));
             }
-            Some(Seen::Starting(_)) if is_live => starting += 1,
+            Some(Seen::Starting(since)) if is_live => {
+                plan.wait_until(since.plus(view.timing.healthy_deadline));
+                starting += 1;
+            }
             Some(Seen::Waiting) if is_live => waiting += 1,
             _ => old.push(row.id),
         }
@@ -401,7 +407,10 @@ struct Counts<'a> {
 fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
     let wanted = view.agent.scaling.wanted();
     let Counts { ready, starting, waiting, old } = counts;
-    if view.crashes.is_loop(version) {
+    let coming = starting + waiting;
+    // Some of many that end are no verdict on an agent that others keep up, or may still.
+    let in_doubt = ready == 0 && view.crashes.is_loop(version);
+    if in_doubt && coming == 0 {
         plan.steps.push(Step::FailAgent(view.crashes.failure()));
         return;
     }
@@ -419,9 +428,9 @@ fn balance(view: &View<'_>, version: u64, counts: Counts<'_>, plan: &mut Plan) {
     }
     // Surge of one while old instances are replaced; all at once where nothing serves yet.
     let surge = if old.is_empty() { wanted } else { 1 };
-    let coming = starting + waiting;
     let missing = wanted.saturating_sub(ready + coming).min(surge.saturating_sub(coming));
     if missing > 0
+        && !in_doubt
         && let Some(deployment) = view.agent.live_deployment
     {
         place(view, version, deployment, missing, plan);

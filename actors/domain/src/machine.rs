@@ -32,14 +32,21 @@ pub struct Entry<C> {
     /// Who does it, for the audit log: kept with the change itself, so that neither is without the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<Arc<Audited>>,
+    /// Who waits for the answer: the proposer finds it where its own replica gives it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// What shall be done.
     pub command: C,
 }
 
+/// Names a proposal among those of all nodes: a node, and a number that this node gives once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Origin(pub u64, pub u64);
+
 impl<C> Entry<C> {
     /// A command in nobody's name: no claim, no key, no row of the audit log.
     pub fn new(at: Timestamp, command: C) -> Self {
-        Self { at, claim: None, key: None, audit: None, command }
+        Self { at, claim: None, key: None, audit: None, origin: None, command }
     }
 }
 

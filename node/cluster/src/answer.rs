@@ -99,7 +99,7 @@ impl PeerPort {
         let group = self.group(parts.next().unwrap_or_default())?;
         match (plane, parts.next()) {
             ("raft", Some(verb)) => group.message(verb.to_owned(), body).await,
-            ("propose", None) => group.entry(body).await,
+            ("propose", None) => group.entries(body).await,
             ("read", None) => group.read_point().await,
             _ => Err(StatusCode::NOT_FOUND),
         }

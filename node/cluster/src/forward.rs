@@ -2,27 +2,30 @@
 //! up to where a read must wait. It keeps trying through an election until the caller's time is up,
 //! so nobody outside ever hears "not leader".
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use actors::ports::ProposeError;
 use bytes::Bytes;
 use domain::{
     codec,
-    machine::{Answer, Machine},
+    machine::{Answer, Entry, Machine},
     planted::{self, Bug},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::{
+    batch::{Batches, Question},
     gate::Gate,
     peer::{
         Class,
         client::{CallError, PeerClient},
     },
     raft::{
-        group::{Group, LeaderHint, NotWritten},
-        network::unpack,
+        awaited::Ticket,
+        group::{Group, LeaderHint},
+        network::{pack, unpack},
+        write::{NotWritten, Writer, Written},
     },
 };
 
@@ -31,15 +34,42 @@ const LOOK_AGAIN: Duration = Duration::from_millis(15);
 /// How long a leader may take to confirm that it still leads, before somebody else is asked.
 const READ_ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// What became of an entry. Between nodes the answer is encoded on its own.
+/// Entries that a node asks the leader to agree on.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ProposeReply<A> {
+pub struct Proposals {
+    /// Which node.
+    pub from: u64,
+    /// What it asks for.
+    pub asked: Vec<Asked>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Asked {
+    /// The entry.
+    pub entry: Bytes,
+    /// Whether the machine's answer is to come back; whoever has a replica gets it from that.
+    pub wants_answer: bool,
+    /// How long somebody waits for it.
+    #[serde(skip)]
+    until: Option<Instant>,
+}
+
+impl Question for Asked {
+    fn bytes(&self) -> usize {
+        self.entry.len()
+    }
+}
+
+/// What became of an entry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ProposeReply {
     /// It is agreed, and applied where the leader is.
     Written {
         /// Its place in the log.
         index: u64,
-        /// The machine's answer.
-        answer: A,
+        /// The machine's answer, encoded on its own, for whoever wanted it.
+        answer: Option<Bytes>,
     },
     /// Another node leads. Nothing was appended.
     Elsewhere(Option<u64>),
@@ -67,6 +97,8 @@ pub struct Forwarder {
     peers: Arc<PeerClient>,
     deadline: Duration,
     hint: LeaderHint,
+    /// Entries at once go to the leader together.
+    proposals: Arc<Batches<Asked, ProposeReply>>,
     /// Reads at once ask the leader once.
     reads: Gate<Result<u64, ProposeError>>,
 }
@@ -80,7 +112,8 @@ impl Forwarder {
         deadline: Duration,
         hint: LeaderHint,
     ) -> Self {
-        Self { group, me, peers, deadline, hint, reads: Gate::default() }
+        let proposals = Arc::default();
+        Self { group, me, peers, deadline, hint, proposals, reads: Gate::default() }
     }
 
     fn leader<M: Machine>(&self, group: &Group<M>, told: Option<u64>) -> Option<u64> {
@@ -91,25 +124,24 @@ impl Forwarder {
     pub async fn propose<M: Machine>(
         &self,
         group: &Group<M>,
-        proposal: Bytes,
-        may_repeat: bool,
+        mut entry: Entry<M::Command>,
     ) -> Result<Answer<M::Reply>, ProposeError> {
         let until = Instant::now() + self.deadline;
+        let mut ticket = group.ticket();
+        entry.origin = Some(ticket.origin());
+        let (proposal, may_repeat) = (Bytes::from(codec::encode(&entry)), entry.key.is_some());
+        drop(entry);
         let (mut told, mut was_unknown) = (None, false);
         while Instant::now() < until {
-            let outcome = match self.leader(group, told.take()) {
-                // On the heap: whoever leads, as a rule, has no use for the room that a call between nodes takes.
-                Some(leader) if leader != self.me => {
-                    Box::pin(self.propose_there(leader, proposal.clone(), until)).await
-                }
-                _ => here(group.write(proposal.clone(), None, until).await),
+            let leader = self.leader(group, told.take()).unwrap_or(self.me);
+            let outcome = tokio::select! {
+                biased;
+                answer = ticket.answer() => return Ok(answer),
+                outcome = self.ask(group, leader, proposal.clone(), until) => outcome,
             };
             match outcome {
                 ProposeReply::Written { index, answer } => {
-                    if group.is_member() {
-                        group.applied(index, until).await;
-                    }
-                    return Ok(answer);
+                    return self.answered(group, index, answer, ticket, until).await;
                 }
                 ProposeReply::Elsewhere(Some(leader)) if leader != self.me => told = Some(leader),
                 ProposeReply::Elsewhere(_) | ProposeReply::NotNow => {}
@@ -121,24 +153,45 @@ impl Forwarder {
         Err(if was_unknown { ProposeError::Unknown } else { ProposeError::Unavailable })
     }
 
-    async fn propose_there<R: DeserializeOwned>(
+    /// The answer to an entry that is written: the one that the leader sent, or this replica's own.
+    async fn answered<M: Machine>(
         &self,
-        leader: u64,
-        proposal: Bytes,
+        group: &Group<M>,
+        index: u64,
+        sent: Option<Bytes>,
+        mut ticket: Ticket<M::Reply>,
         until: Instant,
-    ) -> ProposeReply<Answer<R>> {
-        let path = format!("/propose/{}", self.group);
-        let within = until.saturating_duration_since(Instant::now());
-        match self.peers.message(leader, Class::Log, &path, proposal, within).await {
-            Ok(bytes) => told(&bytes).unwrap_or(ProposeReply::Unknown),
-            // It never got there.
-            Err(
-                CallError::Unreached(_)
-                | CallError::TakenOut
-                | CallError::Refused(_)
-                | CallError::Said(_),
-            ) => ProposeReply::NotNow,
-            Err(CallError::Broken(_)) => ProposeReply::Unknown,
+    ) -> Result<Answer<M::Reply>, ProposeError> {
+        if sent.is_none() || group.is_member() {
+            group.applied(index, until).await;
+        }
+        let own = ticket.is_answered();
+        // A replica that was sent the tables as they are after an entry never applies it.
+        let answer = own.or_else(|| codec::decode(&sent?).ok());
+        answer.ok_or(ProposeError::Unknown)
+    }
+
+    /// What becomes of an entry that goes to this leader with whatever else does.
+    async fn ask<M: Machine>(
+        &self,
+        group: &Group<M>,
+        leader: u64,
+        entry: Bytes,
+        until: Instant,
+    ) -> ProposeReply {
+        let asked = Asked { entry, wants_answer: !group.is_member(), until: Some(until) };
+        let spawn = |task| drop(self.peers.at_home(task));
+        let carrier = Carrier {
+            group: self.group,
+            me: self.me,
+            peers: Arc::clone(&self.peers),
+            writer: group.writer(),
+        };
+        let carry = move |asked| carrier.clone().carry(leader, asked);
+        let told = self.proposals.ask(leader, asked, spawn, carry);
+        match tokio::time::timeout_at(until, told).await {
+            Ok(Some(told)) => told,
+            Ok(None) | Err(_) => ProposeReply::Unknown,
         }
     }
 
@@ -195,23 +248,66 @@ impl Forwarder {
     }
 }
 
-/// What another node said.
-fn told<R: DeserializeOwned>(bytes: &[u8]) -> io::Result<ProposeReply<Answer<R>>> {
-    Ok(match unpack(bytes).map_err(io::Error::other)? {
-        ProposeReply::Written { index, answer } => {
-            let answer: Bytes = answer;
-            let answer = codec::decode(&answer).map_err(io::Error::other)?;
-            ProposeReply::Written { index, answer }
-        }
-        ProposeReply::Elsewhere(leader) => ProposeReply::Elsewhere(leader),
-        ProposeReply::NotNow => ProposeReply::NotNow,
-        ProposeReply::Unknown => ProposeReply::Unknown,
-    })
+/// Takes entries to a leader.
+struct Carrier<M: Machine> {
+    group: u16,
+    me: u64,
+    peers: Arc<PeerClient>,
+    writer: Writer<M>,
 }
 
-fn here<R>(written: Result<(u64, Answer<R>), NotWritten>) -> ProposeReply<Answer<R>> {
+impl<M: Machine> Clone for Carrier<M> {
+    fn clone(&self) -> Self {
+        let (peers, writer) = (Arc::clone(&self.peers), self.writer.clone());
+        Self { group: self.group, me: self.me, peers, writer }
+    }
+}
+
+impl<M: Machine> Carrier<M> {
+    async fn carry(self, leader: u64, asked: Vec<Asked>) -> Vec<ProposeReply> {
+        let (count, until) = (asked.len(), asked.iter().filter_map(|one| one.until).max());
+        let until = until.unwrap_or_else(Instant::now);
+        if leader == self.me {
+            let entries = asked.into_iter().map(|one| one.entry).collect();
+            let written = self.writer.all(entries, until).await;
+            return written.into_iter().map(|one| told(one, false)).collect();
+        }
+        self.carry_there(leader, asked, until)
+            .await
+            .unwrap_or_else(|failed| (0..count).map(|_| failed.clone()).collect())
+    }
+
+    async fn carry_there(
+        &self,
+        leader: u64,
+        asked: Vec<Asked>,
+        until: Instant,
+    ) -> Result<Vec<ProposeReply>, ProposeReply> {
+        let path = format!("/propose/{}", self.group);
+        let within = until.saturating_duration_since(Instant::now());
+        let proposals = pack(&Proposals { from: self.me, asked });
+        match self.peers.message(leader, Class::Log, &path, proposals, within).await {
+            Ok(bytes) => unpack(&bytes).map_err(|_| ProposeReply::Unknown),
+            // It never got there.
+            Err(
+                CallError::Unreached(_)
+                | CallError::TakenOut
+                | CallError::Refused(_)
+                | CallError::Said(_),
+            ) => Err(ProposeReply::NotNow),
+            Err(CallError::Broken(_)) => Err(ProposeReply::Unknown),
+        }
+    }
+}
+
+/// What became of an entry, with the machine's answer for whoever wants it.
+pub fn told<R: Serialize>(written: Written<R>, wants_answer: bool) -> ProposeReply {
     match written {
-        Ok((index, answer)) => ProposeReply::Written { index, answer },
+        Ok((index, answer)) => {
+            let answer = answer.filter(|_| wants_answer);
+            let answer = answer.map(|answer| Bytes::from(codec::encode(&answer)));
+            ProposeReply::Written { index, answer }
+        }
         Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),
         Err(NotWritten::NotNow | NotWritten::NotOwner) => ProposeReply::NotNow,
         Err(NotWritten::Unknown) => ProposeReply::Unknown,

@@ -263,7 +263,7 @@ impl RaftLedger {
         let claim = Some(Claim { shard, term });
         let command = directory::Command::Lead { node: self.node_id };
         let entry = Entry { claim, ..Entry::new(Timestamp::default(), command) };
-        self.directory.propose(&entry, None).await?.result?;
+        self.directory.propose(entry, None).await?.result?;
         tracing::info!(shard, term, "this node owns the shard");
         Ok(())
     }
@@ -500,7 +500,7 @@ impl Ledger for RaftLedger {
         &self,
         entry: Entry<directory::Command>,
     ) -> BoxFuture<'_, Result<Answer<directory::Reply>, ProposeError>> {
-        async move { self.directory.propose(&entry, None).await }.boxed()
+        async move { self.directory.propose(entry, None).await }.boxed()
     }
 
     fn change_shard(
@@ -509,7 +509,7 @@ impl Ledger for RaftLedger {
         entry: Entry<shard::Command>,
     ) -> BoxFuture<'_, Result<Answer<shard::Reply>, ProposeError>> {
         let term = entry.claim.map(|claim| claim.term);
-        async move { self.group(shard).propose(&entry, term).await }.boxed()
+        async move { self.group(shard).propose(entry, term).await }.boxed()
     }
 
     fn refresh_directory(&self) -> BoxFuture<'_, Result<(), ProposeError>> {

@@ -7,6 +7,7 @@
 //! one voter.
 
 pub mod answer;
+pub mod batch;
 pub mod entrance;
 pub mod forward;
 pub mod gate;

@@ -94,7 +94,7 @@ async fn a_read_after_a_restart_waits_until_all_that_was_acknowledged_is_there_a
         let claim = Some(Claim { shard: 0, term });
         let entry = Entry { claim, ..Entry::new(Timestamp::default(), command) };
         let group = &group;
-        async move { group.propose(&entry, None).await.expect("it is agreed").result.map(drop) }
+        async move { group.propose(entry, None).await.expect("it is agreed").result.map(drop) }
     };
     let written: Vec<_> = stream::iter(1..=ENTRIES).map(lead).buffered(64).collect().await;
     assert!(written.last().is_some_and(Result::is_ok), "{:?}", written.last());

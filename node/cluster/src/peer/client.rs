@@ -183,7 +183,8 @@ impl PeerClient {
         connected.map(move |connected| connected.map_err(unreached)).boxed().shared()
     }
 
-    fn at_home<T: Send + 'static>(
+    /// Runs a task where connections are driven.
+    pub(crate) fn at_home<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {

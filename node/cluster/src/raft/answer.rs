@@ -27,8 +27,8 @@ pub trait AnyGroup: Send + Sync {
     fn message(self: Arc<Self>, verb: String, body: Bytes) -> BoxFuture<'static, Answered>;
     /// A snapshot.
     fn install(self: Arc<Self>, body: Incoming) -> BoxFuture<'static, Answered>;
-    /// An entry to agree on.
-    fn entry(self: Arc<Self>, entry: Bytes) -> BoxFuture<'static, Answered>;
+    /// Entries to agree on.
+    fn entries(self: Arc<Self>, proposals: Bytes) -> BoxFuture<'static, Answered>;
     /// Up to where a read must wait.
     fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered>;
     /// The tables of this node's replica.
@@ -88,8 +88,8 @@ impl<M: Machine> AnyGroup for Group<M> {
         .boxed()
     }
 
-    fn entry(self: Arc<Self>, entry: Bytes) -> BoxFuture<'static, Answered> {
-        async move { Ok(pack(&self.answer_propose(entry).await)) }.boxed()
+    fn entries(self: Arc<Self>, proposals: Bytes) -> BoxFuture<'static, Answered> {
+        async move { Ok(pack(&self.answer_propose(read(&proposals)?).await)) }.boxed()
     }
 
     fn read_point(self: Arc<Self>) -> BoxFuture<'static, Answered> {

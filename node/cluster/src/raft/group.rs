@@ -28,15 +28,12 @@ use futures::{
 };
 use openraft::{
     BasicNode, ChangeMembers, Config, Instant as _, Raft, ReadPolicy, SnapshotPolicy,
-    async_runtime::watch::WatchReceiver as _,
-    errors::{ClientWriteError, ForwardReason, ForwardToLeader},
-    impls::ProgressResponder,
-    metrics::RaftMetrics,
-    raft::Leader,
+    async_runtime::watch::WatchReceiver as _, metrics::RaftMetrics, raft::Leader,
 };
 use tokio::time::Instant;
 
 use super::{
+    awaited::{Awaited, Ticket},
     checked::damaged,
     fatal,
     log::{GroupLog, LogFile},
@@ -44,10 +41,11 @@ use super::{
     members::{LEADS_WITHIN, Present, Step, Wanted, next_step},
     network::{PeerNetwork, Underway},
     state::{StateFile, StateSnapshot},
-    types::{LogId, Proposal, Runtime, TypeConfig},
+    types::{LogId, Runtime, TypeConfig},
+    write::{NotWritten, Writer, elsewhere, lead},
 };
 use crate::{
-    forward::{Forwarder, ProposeReply, ReadReply},
+    forward::{self, Forwarder, Proposals, ProposeReply, ReadReply},
     gate::Gate,
     peer::client::PeerClient,
 };
@@ -153,19 +151,6 @@ impl Default for Snapshots {
 /// Names the leader of a group that this node is not part of.
 pub type LeaderHint = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// Why this node did not write an entry.
-#[derive(Clone, Debug)]
-pub enum NotWritten {
-    /// Another node leads, as far as this one knows. Nothing was appended.
-    Elsewhere(Option<u64>),
-    /// This node leads, in another term than was asked for.
-    NotOwner,
-    /// It leads and can't confirm it right now. Nothing was appended.
-    NotNow,
-    /// It may or may not come to pass.
-    Unknown,
-}
-
 /// One group on this node.
 pub struct Group<M: Machine> {
     /// 0 is the directory; shard `n` is `n + 1`.
@@ -173,6 +158,7 @@ pub struct Group<M: Machine> {
     pub(super) raft: Raft<TypeConfig, GroupMachine<M>>,
     replica: Replica<M>,
     progress: Arc<Progress>,
+    awaited: Arc<Awaited<M::Reply>>,
     log: GroupLog,
     pub(super) shared: Shared,
     forwarder: Forwarder,
@@ -200,6 +186,7 @@ impl<M: Machine> Group<M> {
     ) -> io::Result<Self> {
         let machine = GroupMachine::<M>::open(number, &shared.state, listener)?;
         let (replica, progress) = (machine.replica(), machine.progress());
+        let awaited = machine.awaited();
         let log = shared.log.group(number)?;
         if machine.written() < log.purged() {
             // Tables that were damaged have gone back to a version from before the log was cut.
@@ -231,6 +218,7 @@ impl<M: Machine> Group<M> {
             raft,
             replica,
             progress,
+            awaited,
             log,
             shared,
             forwarder,
@@ -253,13 +241,12 @@ impl<M: Machine> Group<M> {
     /// On return it is applied here, where this node has a replica.
     pub async fn propose(
         &self,
-        entry: &Entry<M::Command>,
+        entry: Entry<M::Command>,
         term: Option<u64>,
     ) -> Result<Answer<M::Reply>, ProposeError> {
-        let proposal = Bytes::from(codec::encode(entry));
         match term {
-            Some(term) => self.propose_here(proposal, term).await,
-            None => self.forwarder.propose(self, proposal, entry.key.is_some()).await,
+            Some(term) => self.propose_here(Bytes::from(codec::encode(&entry)), term).await,
+            None => self.forwarder.propose(self, entry).await,
         }
     }
 
@@ -270,8 +257,8 @@ impl<M: Machine> Group<M> {
     ) -> Result<Answer<M::Reply>, ProposeError> {
         let until = Instant::now() + self.shared.deadline;
         loop {
-            match self.write(proposal.clone(), Some(term), until).await {
-                Ok((_, answer)) => return Ok(answer),
+            match self.writer().one(proposal.clone(), term, until).await {
+                Ok(answer) => return Ok(answer),
                 Err(NotWritten::NotOwner | NotWritten::Elsewhere(_)) => {
                     return Err(ProposeError::Rejected(domain::Rejection::NotOwner));
                 }
@@ -306,46 +293,14 @@ impl<M: Machine> Group<M> {
         self.caught_up.load(Acquire) == term && is_only_voter(&self.raft, self.shared.node)
     }
 
-    /// Writes an entry if this node leads; gives its place in the log and the machine's answer.
-    pub(crate) async fn write(
-        &self,
-        proposal: Bytes,
-        term: Option<u64>,
-        until: Instant,
-    ) -> Result<(u64, Answer<M::Reply>), NotWritten> {
-        let written =
-            tokio::time::timeout_at(until, self.write_as_leader(Proposal(proposal), term));
-        written.await.unwrap_or(Err(NotWritten::Unknown))
+    /// Who writes here where this node leads.
+    pub(crate) fn writer(&self) -> Writer<M> {
+        Writer(self.raft.clone())
     }
 
-    async fn write_as_leader(
-        &self,
-        proposal: Proposal,
-        term: Option<u64>,
-    ) -> Result<(u64, Answer<M::Reply>), NotWritten> {
-        let leader = self.lead()?;
-        if term.is_some_and(|term| leader.term() != term) {
-            return Err(NotWritten::NotOwner);
-        }
-        let (responder, _committed, completed) = ProgressResponder::new();
-        let write = self.raft.write(proposal).responder(responder);
-        let write = match term {
-            Some(_) => write.with_leader(leader.to_committed_leader_id()),
-            None => write,
-        };
-        write.await.map_err(|error| {
-            tracing::warn!(%error, group = self.number, "the group has stopped");
-            NotWritten::Unknown
-        })?;
-        match completed.await {
-            Ok(Ok(response)) => match response.data.take() {
-                Some(answer) => Ok((response.log_id.index, answer)),
-                None => unreachable!("a command has an answer of its machine's kind"),
-            },
-            // In these nothing was appended.
-            Ok(Err(ClientWriteError::ForwardToLeader(forward))) => Err(elsewhere(forward)),
-            Ok(Err(_)) | Err(_) => Err(NotWritten::Unknown),
-        }
+    /// A name for a proposal of this node, and the right to its answer.
+    pub(crate) fn ticket(&self) -> Ticket<M::Reply> {
+        self.awaited.ticket(self.shared.node)
     }
 
     /// Up to where a linearizable read must wait, if this node leads.
@@ -387,10 +342,15 @@ impl<M: Machine> Group<M> {
     }
 
     fn believes_to_be_member(&self) -> bool {
+        self.has_replica(self.shared.node)
+    }
+
+    /// Whether a node has a replica, as far as this one knows.
+    fn has_replica(&self, node: u64) -> bool {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let mut nodes = metrics.membership_config.membership().nodes();
-        nodes.any(|(id, _)| *id == self.shared.node)
+        nodes.any(|(id, _)| *id == node)
     }
 
     /// The leader, as far as this node knows.
@@ -440,11 +400,8 @@ impl<M: Machine> Group<M> {
         self.lead().ok().map(|leader| leader.term())
     }
 
-    /// What this node leads by, if it does. After a restart the vote that it led by before is still the newest
-    /// that it knows, for as long as nobody else is elected; it does not lead by that any more.
     fn lead(&self) -> Result<Leader<TypeConfig, GroupMachine<M>>, NotWritten> {
-        let leader = self.raft.as_leader().map_err(elsewhere)?;
-        if self.raft.is_leader() { Ok(leader) } else { Err(NotWritten::Elsewhere(None)) }
+        lead(&self.raft)
     }
 
     /// Whether this node leads in this term and nobody else can in a later one: a majority was heard of so lately
@@ -650,17 +607,18 @@ impl<M: Machine> Group<M> {
         others.filter(|(id, _)| *id != own.0).chain([own]).collect()
     }
 
-    /// An entry of another node that found this one to lead.
-    pub(crate) async fn answer_propose(&self, proposal: Bytes) -> ProposeReply<Bytes> {
+    /// Entries of another node that found this one to lead.
+    pub(crate) async fn answer_propose(&self, proposals: Proposals) -> Vec<ProposeReply> {
         let until = Instant::now() + self.shared.deadline;
-        match self.write(proposal, None, until).await {
-            Ok((index, answer)) => {
-                ProposeReply::Written { index, answer: Bytes::from(codec::encode(&answer)) }
-            }
-            Err(NotWritten::Elsewhere(leader)) => ProposeReply::Elsewhere(leader),
-            Err(NotWritten::NotNow | NotWritten::NotOwner) => ProposeReply::NotNow,
-            Err(NotWritten::Unknown) => ProposeReply::Unknown,
-        }
+        // Whoever has no replica gets no answer but this one.
+        let is_told = self.has_replica(proposals.from);
+        let (entries, wants): (Vec<_>, Vec<_>) = proposals
+            .asked
+            .into_iter()
+            .map(|one| (one.entry, one.wants_answer || !is_told))
+            .unzip();
+        let written = self.writer().all(entries, until).await;
+        written.into_iter().zip(wants).map(|(one, wants)| forward::told(one, wants)).collect()
     }
 
     /// Up to where another node's read must wait.
@@ -730,17 +688,6 @@ fn is_only_voter<M: Machine>(raft: &Raft<TypeConfig, GroupMachine<M>>, node: u64
     let metrics = metrics.borrow_watched();
     let mut voters = metrics.membership_config.membership().voter_ids();
     voters.next() == Some(node) && voters.all(|voter| voter == node)
-}
-
-/// Where an entry should go instead.
-fn elsewhere(forward: ForwardToLeader<TypeConfig>) -> NotWritten {
-    match forward.reason {
-        // It leads, but a quorum has not answered lately: asking around would find nobody else.
-        ForwardReason::LeaseExpired => NotWritten::NotNow,
-        ForwardReason::NotLeader | ForwardReason::LeadershipTransfer => {
-            NotWritten::Elsewhere(forward.leader_id)
-        }
-    }
 }
 
 fn config(number: u16, shared: &Shared) -> Result<Config, openraft::ConfigError> {

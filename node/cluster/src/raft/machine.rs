@@ -19,7 +19,7 @@ use std::{
 use actors::replica::Replica;
 use domain::{
     codec,
-    machine::{self, Machine},
+    machine::{self, Answer, Machine, Origin},
 };
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use openraft::{
@@ -31,6 +31,7 @@ use openraft::{
 use tokio::sync::oneshot;
 
 use super::{
+    awaited::Awaited,
     fatal,
     state::{Applied, Dirty, Flush, StateFile, StateSnapshot, WrittenRows},
     types::{Answered, Entry, LogId, Membership, SnapshotMeta, TypeConfig},
@@ -46,6 +47,7 @@ pub type Listener<E> = Arc<dyn Fn(&[E]) + Send + Sync>;
 pub struct GroupMachine<M: Machine> {
     held: Arc<Held<M>>,
     listener: Listener<M::Event>,
+    awaited: Arc<Awaited<M::Reply>>,
 }
 
 /// Up to where entries are applied, and who waits for that. Each waits for an entry of its own: whoever comes later is
@@ -146,7 +148,12 @@ impl<M: Machine> GroupMachine<M> {
             file: Arc::clone(file),
         });
         file.register(Arc::clone(&held) as Arc<dyn Flush>);
-        Ok(Self { held, listener })
+        Ok(Self { held, listener, awaited: Arc::default() })
+    }
+
+    /// Who waits for the answers to proposals of this node.
+    pub fn awaited(&self) -> Arc<Awaited<M::Reply>> {
+        Arc::clone(&self.awaited)
     }
 
     /// The state, for readers.
@@ -167,7 +174,8 @@ impl<M: Machine> GroupMachine<M> {
     /// Applies entries under one lock and hands out what came of them.
     fn apply_batch(&self, batch: Vec<EntryResponder<TypeConfig>>) {
         let mut events = vec![];
-        let mut answers = Vec::with_capacity(batch.len());
+        let (mut answers, mut done) =
+            (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
         let bytes = batch.iter().map(|(entry, _)| super::log::size(entry) as u64).sum();
         let reached;
         {
@@ -176,7 +184,17 @@ impl<M: Machine> GroupMachine<M> {
             for (entry, responder) in batch {
                 applied.log = Some(entry.log_id());
                 let answer = apply_one(&mut *machine, &mut applied, entry, &mut events);
-                answers.extend(responder.map(|responder| (responder, answer)));
+                let left = answer.and_then(|(answer, origin)| {
+                    match origin.and_then(|origin| self.awaited.take(origin)) {
+                        Some(waits) => {
+                            answers.push((waits, answer));
+                            None
+                        }
+                        None => Some(answer),
+                    }
+                });
+                let left = left.map_or_else(Answered::default, Answered::with);
+                done.extend(responder.map(|responder| (responder, left)));
             }
             reached = applied.index();
         }
@@ -184,31 +202,38 @@ impl<M: Machine> GroupMachine<M> {
         if !events.is_empty() {
             (self.listener)(&events);
         }
-        for (responder, answer) in answers {
+        for (waits, answer) in answers {
+            // Whoever waited may have given up.
+            let _ = waits.send(answer);
+        }
+        for (responder, answer) in done {
             responder.send(answer);
         }
         self.held.progress.reach(reached);
     }
 }
 
+/// What a command was answered, and who proposed it.
+pub(super) type Applying<M> = (Answer<<M as Machine>::Reply>, Option<Origin>);
+
 pub(super) fn apply_one<M: Machine>(
     machine: &mut M,
     applied: &mut Applied,
     entry: Entry,
     events: &mut Vec<M::Event>,
-) -> Answered {
+) -> Option<Applying<M>> {
     let log_id = entry.log_id();
     match entry.payload {
-        EntryPayload::Blank => Answered::default(),
+        EntryPayload::Blank => None,
         EntryPayload::Membership(membership) => {
             applied.membership = Membership::new(Some(log_id), membership);
-            Answered::default()
+            None
         }
         EntryPayload::Normal(proposal) => match codec::decode(&proposal.0) {
             Ok(entry) => {
                 let (answer, happened) = machine::apply(machine, &entry);
                 events.extend(happened);
-                Answered::with(answer)
+                Some((answer, entry.origin))
             }
             Err(error) => unreachable!("the agreed entry {log_id} is not readable: {error}"),
         },

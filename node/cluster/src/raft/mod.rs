@@ -2,6 +2,7 @@
 
 pub mod answer;
 mod arrival;
+pub mod awaited;
 pub mod checked;
 pub mod disk;
 pub mod group;
@@ -17,6 +18,7 @@ pub mod state;
 pub mod step;
 pub mod types;
 pub mod wal;
+pub mod write;
 
 /// Ends the process: what this says has failed can't be trusted any more. A node dies as a whole,
 /// because a group that lives on with a broken store keeps its followers quiet and applies nothing.

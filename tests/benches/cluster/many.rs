@@ -40,6 +40,7 @@ pub(crate) async fn instances() {
     let all = loop {
         let all = rows(&me, &ids).await;
         let running = all.iter().filter(|one| one["status"] == "running").count();
+        none_is_given_up(&me, &ids, running).await;
         if running >= AGENTS * INSTANCES || Instant::now() > until {
             break all;
         }
@@ -61,6 +62,15 @@ fn millis_of_day(time: &Value) -> Option<i64> {
     let mut parts = clock.split([':', '.']).map(|part| part.parse::<i64>().ok());
     let mut next = || parts.next().flatten();
     Some(((next()? * 60 + next()?) * 60 + next()?) * 1000 + next()?)
+}
+
+/// What ends one agent's instances would otherwise be a wait without an end.
+async fn none_is_given_up(me: &Customer, ids: &[String], running: usize) {
+    for id in ids {
+        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
+        let reason = &agent["status_reason"];
+        assert_eq!(agent["status"], "running", "{running} instances run, but {id}: {reason}");
+    }
 }
 
 async fn rows(me: &Customer, ids: &[String]) -> Vec<Value> {

@@ -144,6 +144,7 @@ impl ProcessRuntime {
             isolation: self.isolation.layers.clone(),
             output,
             exit: ended(child, pid, request.instance_id.to_string(), work, group.clone())
+                // The port is nobody else's until nothing of the instance is left.
                 .inspect(move |_| drop(taken))
                 .boxed(),
             process: Arc::new(Session { pid, port, group }),

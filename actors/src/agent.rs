@@ -530,7 +530,7 @@ impl Owner {
                 return Ok(());
             }
             Err(failure) => {
-                self.crashes.exited(version, false, now, failure);
+                self.crashes.exited(version, false, now, now, failure);
                 return Ok(());
             }
         };
@@ -553,7 +553,7 @@ impl Owner {
         }
         let here = rows.iter().find(|row| row.node_id == self.world.node_id);
         if let Some(Err(failure)) = here.map(|row| self.world.start_request(row)) {
-            self.crashes.exited(version, false, now, failure);
+            self.crashes.exited(version, false, now, now, failure);
         }
         self.start(&rows, now).await;
         Ok(())
@@ -658,7 +658,8 @@ impl Owner {
                 // Who holds the image does not answer now. It served, so that is no verdict on the agent.
                 self.avoided.insert(row.node_id, now);
             } else if !ended.asked {
-                self.crashes.exited(row.version, ended.stayed_up, now, ended.cause);
+                let Ended { stayed_up, cause, .. } = ended;
+                self.crashes.exited(row.version, stayed_up, row.started_at, now, cause);
             }
             let ask = Ask::Dismiss { claim: self.claim, instances: vec![id] };
             let _ = self.world.ask_node(row.node_id, ask, ask::ANSWER_WITHIN).await;

@@ -310,6 +310,21 @@ async fn early_ends_of_some_are_no_verdict_while_another_stays_up() {
 }
 
 #[tokio::test]
+async fn those_that_end_together_have_ended_once() {
+    let stage = Stage::running(instances(3)).await;
+    stage.until("all three are ready", |s| s.node.world.routes.ready(A) == 3).await;
+    stage.wind(Duration::from_millis(500));
+    stage.node.containers.crash_all();
+    stage
+        .until("all three are back", |stage| {
+            stage.wind(Duration::from_millis(10));
+            stage.node.containers.starts() == 6 && stage.node.world.routes.ready(A) == 3
+        })
+        .await;
+    assert_eq!(stage.agent().map(|agent| agent.status), Some(Status::Running));
+}
+
+#[tokio::test]
 async fn early_ends_are_a_crash_loop_when_no_other_is_left() {
     let stage = Stage::set().await;
     stage.node.containers.next([Behavior::Answers]);

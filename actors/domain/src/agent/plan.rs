@@ -81,9 +81,9 @@ pub enum Seen {
 pub struct Crashes {
     /// The version counted.
     pub version: u64,
-    /// Exits in a row.
+    /// Exits in a row, each of an instance that was started after the one before.
     pub count: u32,
-    /// The last of them.
+    /// When the last of them was.
     pub last_at: Timestamp,
     /// Why the last one ended.
     pub last_cause: Failure,
@@ -101,10 +101,21 @@ impl Default for Crashes {
 }
 
 impl Crashes {
-    /// An instance ended; `stayed_up` says that it had been healthy long enough.
-    pub fn exited(&mut self, version: u64, stayed_up: bool, at: Timestamp, cause: Failure) {
+    /// An instance ended; `stayed_up` says that it had been healthy long enough. One that was started before the
+    /// last exit tells nothing new: those that are started together and end together have ended once.
+    pub fn exited(
+        &mut self,
+        version: u64,
+        stayed_up: bool,
+        started_at: Timestamp,
+        at: Timestamp,
+        cause: Failure,
+    ) {
         let is_first =
             stayed_up || version != self.version || at.since(self.last_at) >= ROW_ENDS_AFTER;
+        if !is_first && started_at < self.last_at {
+            return;
+        }
         let before = if is_first { 0 } else { self.count };
         *self = Self { version, count: before.saturating_add(1), last_at: at, last_cause: cause };
     }

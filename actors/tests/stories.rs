@@ -119,9 +119,16 @@ impl Stage {
     }
 
     /// Winds and looks until it is so: for what takes several pauses.
-    async fn in_time(&self, status: Status) {
-        self.until(&format!("{status:?} in time"), |stage| {
+    async fn until_in_time(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        self.until(what, |stage| {
             stage.wind(Duration::from_millis(500));
+            holds(stage)
+        })
+        .await;
+    }
+
+    async fn in_time(&self, status: Status) {
+        self.until_in_time(&format!("{status:?} in time"), |stage| {
             stage.agent().is_some_and(|agent| agent.status == status)
         })
         .await;
@@ -301,8 +308,7 @@ async fn early_ends_of_some_are_no_verdict_while_another_stays_up() {
     stage.node.containers.next(vec![Behavior::Crashes; 6]);
     stage.create(instances(3)).await;
     stage
-        .until("all three run in the end", |stage| {
-            stage.wind(Duration::from_millis(500));
+        .until_in_time("all three run in the end", |stage| {
             stage.node.containers.starts() == 9 && stage.node.world.routes.ready(A) == 3
         })
         .await;
@@ -330,12 +336,7 @@ async fn early_ends_are_a_crash_loop_when_no_other_is_left() {
     stage.node.containers.next([Behavior::Answers]);
     stage.node.containers.next(vec![Behavior::Crashes; 20]);
     stage.create(instances(3)).await;
-    stage
-        .until("both others were tried twice", |s| {
-            s.wind(Duration::from_millis(500));
-            s.node.containers.starts() >= 5
-        })
-        .await;
+    stage.until_in_time("both others were tried twice", |s| s.node.containers.starts() >= 5).await;
     assert_eq!(stage.agent().map(|agent| agent.status), Some(Status::Running));
     stage.node.containers.crash_all();
     stage.in_time(Status::Failed).await;
@@ -432,8 +433,7 @@ async fn a_broken_version_leaves_the_old_one_alone() {
     stage.node.containers.next(vec![Behavior::Crashes; 3]);
     stage.ask(redeploy(2)).await;
     stage
-        .until("it has failed", |stage| {
-            stage.wind(Duration::from_millis(500));
+        .until_in_time("it has failed", |stage| {
             let directory = stage.node.world.directory().read();
             let newest = directory.deployment(A, DeploymentId(2));
             newest.is_some_and(|newest| newest.status == DeploymentStatus::Failed)

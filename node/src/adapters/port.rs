@@ -42,34 +42,34 @@ impl PortRange {
     /// # Errors
     /// When all are taken.
     pub fn take(&self) -> io::Result<Port> {
+        let is_ours = |promise: &io::Result<UnixDatagram>| {
+            // A machine that knows no such names has no promises either.
+            !matches!(promise, Err(error) if error.kind() == io::ErrorKind::AddrInUse)
+        };
         // An agent may keep such names too. That must not keep others from being started.
-        let free = self.find(promise).or_else(|| self.find(|_| Some(None)));
+        let free = self.find(is_ours).or_else(|| self.find(|_| true));
         free.ok_or_else(|| {
             let (first, last) = (self.range.start(), self.range.end());
             io::Error::other(format!("all ports of {first}-{last} are taken"))
         })
     }
 
-    fn find(&self, promise: impl Fn(u16) -> Option<Option<UnixDatagram>>) -> Option<Port> {
+    fn find(&self, may_have: impl Fn(&io::Result<UnixDatagram>) -> bool) -> Option<Port> {
         let (first, last) = (*self.range.start(), *self.range.end());
         self.range.clone().find_map(|_| {
             let step = |port| Some(if port >= last { first } else { port + 1 });
             let number = self.next.fetch_update(Relaxed, Relaxed, step).unwrap_or(first);
-            let promise = promise(number)?;
-            TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-            Some(Port { number, _promise: promise })
+            let promise = promise(number);
+            let is_free =
+                may_have(&promise) && TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok();
+            is_free.then(|| Port { number, _promise: promise.ok() })
         })
     }
 }
 
-/// `None` if somebody has the promise, and an empty one on a machine that knows no such names.
-fn promise(port: u16) -> Option<Option<UnixDatagram>> {
-    let name = SocketAddr::from_abstract_name(format!("roost/port/{port}"));
-    match name.and_then(|name| UnixDatagram::bind_addr(&name)) {
-        Ok(promise) => Some(Some(promise)),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
-        Err(_) => Some(None),
-    }
+/// In use if somebody has it.
+fn promise(port: u16) -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(format!("roost/port/{port}"))?)
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn names_that_somebody_keeps_do_not_keep_instances_from_starting() {
         let ports = PortRange::new(31_020..=31_021);
-        let _kept = [31_020, 31_021].map(|port| promise(port).flatten().expect("it is free"));
+        let _kept = [31_020, 31_021].map(|port| promise(port).expect("it is free"));
         assert!(ports.take().is_ok());
     }
 }

@@ -40,7 +40,7 @@ pub(crate) async fn instances() {
     let all = loop {
         let all = rows(&me, &ids).await;
         let running = all.iter().filter(|one| one["status"] == "running").count();
-        none_is_given_up(&me, &ids, running).await;
+        none_is_given_up(&me, running).await;
         if running >= AGENTS * INSTANCES || Instant::now() > until {
             break all;
         }
@@ -65,11 +65,13 @@ fn millis_of_day(time: &Value) -> Option<i64> {
 }
 
 /// What ends one agent's instances would otherwise be a wait without an end.
-async fn none_is_given_up(me: &Customer, ids: &[String], running: usize) {
-    for id in ids {
-        let agent = me.get(&format!("/v1/agents/{id}")).await.data(200);
-        let reason = &agent["status_reason"];
-        assert_eq!(agent["status"], "running", "{running} instances run, but {id}: {reason}");
+async fn none_is_given_up(me: &Customer, running: usize) {
+    let all = me.get(&format!("/v1/agents?limit={AGENTS}")).await.data(200);
+    let agents = all["items"].as_array().expect("a page of agents");
+    assert_eq!(agents.len(), AGENTS);
+    for agent in agents {
+        let (name, reason) = (&agent["name"], &agent["status_reason"]);
+        assert_eq!(agent["status"], "running", "{running} instances run, but {name}: {reason}");
     }
 }
 
